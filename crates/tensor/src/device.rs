@@ -60,6 +60,15 @@ impl Device {
         Ok(Device::accelerated(threads, Gpu::simulated(threads)?))
     }
 
+    /// NVIDIA's GPU of this number. With `checks` every result is compared with that of the CPU's kernel, which uses up to
+    /// `threads` threads.
+    ///
+    /// # Errors
+    /// If a library is missing, there is no such GPU, or it is too old.
+    pub fn cuda(number: usize, threads: usize, checks: bool) -> Result<Arc<Device>, EngineError> {
+        Ok(Device::accelerated(threads, Gpu::cuda(number, threads, checks)?))
+    }
+
     pub(crate) fn accelerated(threads: usize, gpu: Gpu) -> Arc<Device> {
         Device::with(threads, Engine::Accelerator(gpu))
     }

@@ -25,7 +25,7 @@ use crate::cpu::select::Among;
 use crate::cpu::variation::RowGroup;
 use crate::device::Engine;
 use crate::draws::Draws;
-use crate::gpu::{Call, KernelArgument, OperandKind, TwinTolerance, compare, rounding_of, sums_of};
+use crate::gpu::{Call, KernelArgument, OperandKind, TwinTolerance, compare, products, rounding_of, sums_of};
 use crate::ops::NormMoments;
 use crate::row_ids::RowIds;
 use crate::tensor::Tensor;
@@ -78,9 +78,9 @@ macro_rules! kind {
     };
 }
 
-/// A line on an accelerator: the kernel of its name or, of products, the engine's.
+/// A line on an accelerator, and on the CPU where results are checked.
 macro_rules! accelerated {
-    ([] $gpu:ident $device:ident $module:ident $name:ident
+    ($way:tt $gpu:ident $device:ident $module:ident $name:ident
         [$($out:ident: $out_kind:ident),*] [$($in:ident: $in_kind:ident),*] [$($argument:ident: $type:ty),*] $tolerance:expr
     ) => {{
         // The CPU's goes first: what it reads may be overwritten.
@@ -90,25 +90,30 @@ macro_rules! accelerated {
             crate::kernels::$name($(&mut $out,)* $(&$in,)* $(<$type>::clone(&$argument)),*);
             [$($out),*]
         });
-        let mut call = Call::new($gpu, &$device, stringify!($module), stringify!($name));
-        $(call.output($out, kind!($out_kind));)*
-        $(call.input($in, kind!($in_kind));)*
-        $(KernelArgument::pass($argument, &mut call);)*
-        $device.timed(stringify!($name), || call.launch());
+        $device.timed(stringify!($name), || launched!($way $gpu $device $module $name
+            [$($out: $out_kind),*] [$($in: $in_kind),*] [$($argument),*]));
         for (got, (want, kind)) in [$(&*$out),*].into_iter().zip(expected.iter().flatten().zip([$(kind!($out_kind)),*])) {
             compare(stringify!($name), got, want, kind, $tolerance());
         }
     }};
-    ([product] $gpu:ident $device:ident $module:ident $name:ident
-        [$($out:ident: $out_kind:ident),*] [$($in:ident: $in_kind:ident),*] [$($argument:ident: $type:ty),*] $tolerance:expr
+}
+
+/// The kernel of a line's name or, of products, the function.
+macro_rules! launched {
+    ([] $gpu:ident $device:ident $module:ident $name:ident
+        [$($out:ident: $out_kind:ident),*] [$($in:ident: $in_kind:ident),*] [$($argument:ident),*]
     ) => {{
-        let _ = ($gpu, $tolerance);
-        $device.timed(stringify!($name), || cpu::$module::$name(
-            &$device,
-            $($out.reached().$out_kind(),)*
-            $($in.reached_ref().$in_kind(),)*
-            $($argument),*
-        ));
+        let mut call = Call::new($gpu, &$device, stringify!($module), stringify!($name));
+        $(call.output($out, kind!($out_kind));)*
+        $(call.input($in, kind!($in_kind));)*
+        $(KernelArgument::pass($argument, &mut call);)*
+        call.launch();
+    }};
+    ([product] $gpu:ident $device:ident $module:ident $name:ident
+        [$($out:ident: $out_kind:ident),*] [$($in:ident: $in_kind:ident),*] [$($argument:ident),*]
+    ) => {{
+        $($out.assert_unique();)*
+        products::$name($gpu, &$device, $($out,)* $($in,)* $($argument),*)
     }};
 }
 

@@ -3,7 +3,6 @@
 //! Nothing but this file and the dispatch in [`crate::kernels`] asks which it is.
 
 use std::ops::Range;
-use std::slice;
 use std::sync::Arc;
 
 use crate::account::Cause;
@@ -11,7 +10,7 @@ use crate::cpu::stored::{Stored, StoredRef};
 use crate::device::{Device, Engine};
 use crate::dtype::Dtype;
 use crate::elements::{Elements, HostElements};
-use crate::gpu::{DeviceMemory, Use};
+use crate::gpu::DeviceMemory;
 use crate::pool::aligned_window;
 
 /// Where the elements are.
@@ -180,35 +179,6 @@ impl Allocation {
         match &self.storage {
             Storage::Accelerator(Some(memory), ..) => memory,
             _ => panic!("an operand that is not on its kernel's device"),
-        }
-    }
-
-    /// An accelerator's elements where the CPU's products find them.
-    #[track_caller]
-    pub(crate) fn reached_ref(&self) -> StoredRef<'_> {
-        let (data, len) = (self.memory().reach(Use::Read), self.len());
-        // SAFETY: the memory has room for as many elements of this type, is aligned for any and filled with bits, which are
-        // numbers; nobody writes to it while this allocation is borrowed.
-        unsafe {
-            match self.dtype() {
-                Dtype::F32 => StoredRef::F32(slice::from_raw_parts(data.cast().as_ptr(), len)),
-                Dtype::Bf16 => StoredRef::Bf16(slice::from_raw_parts(data.cast().as_ptr(), len)),
-                Dtype::U32 => StoredRef::U32(slice::from_raw_parts(data.cast().as_ptr(), len)),
-            }
-        }
-    }
-
-    /// The same, to write.
-    #[track_caller]
-    pub(crate) fn reached(&mut self) -> Stored<'_> {
-        let (data, len) = (self.memory().reach(Use::Write), self.len());
-        // SAFETY: as in `reached_ref`, and the borrow is exclusive.
-        unsafe {
-            match self.dtype() {
-                Dtype::F32 => Stored::F32(slice::from_raw_parts_mut(data.cast().as_ptr(), len)),
-                Dtype::Bf16 => Stored::Bf16(slice::from_raw_parts_mut(data.cast().as_ptr(), len)),
-                Dtype::U32 => Stored::U32(slice::from_raw_parts_mut(data.cast().as_ptr(), len)),
-            }
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::cpu::stored::{Stored, StoredRef};
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::elements::Elements;
-use crate::gpu::DeviceMemory;
+use crate::gpu::{Block, DeviceMemory};
 use crate::index::Index;
 use crate::kernels;
 use crate::storage::Allocation;
@@ -166,16 +166,10 @@ impl Tensor {
         self.buffer.memory()
     }
 
-    /// An accelerator's elements where the CPU's products find them.
+    /// Its elements in an accelerator's memory.
     #[track_caller]
-    pub(crate) fn reached_ref(&self) -> StoredRef<'_> {
-        self.buffer.reached_ref()
-    }
-
-    /// The same, to write.
-    #[track_caller]
-    pub(crate) fn reached(&mut self) -> Stored<'_> {
-        self.only().reached()
+    pub(crate) fn block(&self) -> Block {
+        Block::new(self.memory(), self.dtype(), self.len())
     }
 
     /// The elements of an f32 tensor in host memory.

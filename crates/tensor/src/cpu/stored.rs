@@ -107,20 +107,6 @@ pub(crate) enum StoredRef<'a> {
 }
 
 impl<'a> StoredRef<'a> {
-    /// Elements that are f32.
-    #[track_caller]
-    pub(crate) fn f32(self) -> &'a [f32] {
-        match self {
-            StoredRef::F32(data) => data,
-            _ => not_numbers(),
-        }
-    }
-
-    /// Of either float type.
-    pub(crate) fn any(self) -> StoredRef<'a> {
-        self
-    }
-
     pub(crate) fn dtype(self) -> Dtype {
         match self {
             StoredRef::F32(_) => Dtype::F32,
@@ -231,26 +217,6 @@ fn block_len(width: usize) -> usize {
 }
 
 impl<'a> Stored<'a> {
-    /// Elements that are f32.
-    #[track_caller]
-    pub(crate) fn f32(self) -> &'a mut [f32] {
-        match self {
-            Stored::F32(data) => data,
-            _ => not_numbers(),
-        }
-    }
-
-    /// The same, for memory that only the kernel uses.
-    #[track_caller]
-    pub(crate) fn scratch(self) -> &'a mut [f32] {
-        self.f32()
-    }
-
-    /// Of either float type.
-    pub(crate) fn any(self) -> Stored<'a> {
-        self
-    }
-
     /// Pieces of `size` elements.
     pub(crate) fn pieces(self, size: usize) -> Vec<Stored<'a>> {
         match self {

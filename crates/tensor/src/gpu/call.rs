@@ -7,6 +7,7 @@ use super::pass::CValue;
 use super::twin::OperandKind;
 use super::{DeviceMemory, Gpu};
 use crate::device::Device;
+use crate::dtype::Dtype;
 use crate::tensor::Tensor;
 
 /// A kernel and its parameters, in the order of the table: what it writes, what it reads, the rest.
@@ -30,6 +31,32 @@ impl Launch {
     }
 }
 
+/// Elements in an accelerator's memory, from its address on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block {
+    address: u64,
+    dtype: Dtype,
+    len: usize,
+}
+
+impl Block {
+    pub(crate) fn new(memory: &DeviceMemory, dtype: Dtype, len: usize) -> Block {
+        Block { address: memory.address(), dtype, len }
+    }
+
+    pub(super) fn address(self) -> u64 {
+        self.address
+    }
+
+    pub(super) fn dtype(self) -> Dtype {
+        self.dtype
+    }
+
+    pub(super) fn len(self) -> usize {
+        self.len
+    }
+}
+
 /// A launch in the making.
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
@@ -48,25 +75,34 @@ impl<'a> Call<'a> {
     #[track_caller]
     pub(crate) fn output(&mut self, tensor: &mut Tensor, kind: OperandKind) {
         tensor.assert_unique();
-        self.operand(tensor, kind, Use::Write);
+        self.write(tensor.block(), kind);
     }
 
     #[track_caller]
     pub(crate) fn input(&mut self, tensor: &Tensor, kind: OperandKind) {
-        self.operand(tensor, kind, Use::Read);
+        self.read(tensor.block(), kind);
     }
 
     #[track_caller]
-    fn operand(&mut self, tensor: &Tensor, kind: OperandKind, used: Use) {
-        let (memory, dtype) = (tensor.memory(), tensor.dtype());
-        assert!(kind.takes(dtype), "{}: a tensor of {dtype:?} as {kind:?}", self.launch.name);
+    pub(super) fn write(&mut self, block: Block, kind: OperandKind) {
+        self.operand(block, kind, Use::Write);
+    }
+
+    #[track_caller]
+    pub(super) fn read(&mut self, block: Block, kind: OperandKind) {
+        self.operand(block, kind, Use::Read);
+    }
+
+    #[track_caller]
+    fn operand(&mut self, Block { address, dtype, len }: Block, kind: OperandKind, used: Use) {
+        assert!(kind.takes(dtype), "{}: elements of {dtype:?} as {kind:?}", self.launch.name);
         let mut value = CValue::default();
-        value.u64(memory.address());
-        value.usize(tensor.len());
+        value.u64(address);
+        value.usize(len);
         if kind == OperandKind::Any {
             value.u32(dtype as u32);
         }
-        self.launch.uses.push((memory.address(), used));
+        self.launch.uses.push((address, used));
         self.argument(value);
     }
 

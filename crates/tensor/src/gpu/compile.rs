@@ -45,9 +45,20 @@ pub fn find_compiler() -> Result<Compiler, EngineError> {
 /// A library for each source, by module.
 pub(super) fn libraries(sources: &[KernelSource]) -> Result<BTreeMap<&'static str, Library>, EngineError> {
     let compiler = find_compiler()?;
+    let maker = (compiler.command, &compiler.version, OPTIONS);
+    let folder = kept(maker, sources, |folder| compile(&compiler, folder, sources))?;
+    sources.iter().map(|source| Ok((source.module, load(&library(&folder, source))?))).collect()
+}
+
+/// The folder with what `make` makes of sources, beside which it has them; made if no program has made it before.
+pub(super) fn kept(
+    maker: impl Hash,
+    sources: &[KernelSource],
+    make: impl FnOnce(&Path) -> Result<(), EngineError>,
+) -> Result<PathBuf, EngineError> {
     let home = std::env::home_dir().ok_or(EngineError::Homeless)?;
     let cache = home.join(".cache/guildhall");
-    let folder = cache.join(format!("kernels-{:016x}", fingerprint(&compiler, sources)));
+    let folder = cache.join(format!("kernels-{:016x}", fingerprint(maker, sources)));
     let failed = |source| EngineError::Folder { path: cache.clone(), source };
     fs::create_dir_all(&cache).map_err(failed)?;
     // Ranks and programs that start together need the same: one makes it, the others wait.
@@ -56,15 +67,15 @@ pub(super) fn libraries(sources: &[KernelSource]) -> Result<BTreeMap<&'static st
     if !folder.exists() {
         let draft = folder.with_extension("draft");
         write_sources(&draft, sources).map_err(failed)?;
-        compile(&compiler, &draft, sources)?;
+        make(&draft)?;
         fs::rename(&draft, &folder).map_err(failed)?;
     }
-    sources.iter().map(|source| Ok((source.module, load(&library(&folder, source))?))).collect()
+    Ok(folder)
 }
 
-fn fingerprint(compiler: &Compiler, sources: &[KernelSource]) -> u64 {
+fn fingerprint(maker: impl Hash, sources: &[KernelSource]) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (compiler.command, &compiler.version, OPTIONS, HEADERS).hash(&mut hasher);
+    (maker, HEADERS).hash(&mut hasher);
     sources.iter().for_each(|source| (source.module, &source.text).hash(&mut hasher));
     hasher.finish()
 }

@@ -16,4 +16,12 @@ pub enum EngineError {
     Homeless,
     #[error("{path} has no kernels that can be loaded ({reason}): remove its folder, and it is made anew")]
     Unloadable { path: PathBuf, reason: String },
+    #[error("{library} is not to be found: {hint}")]
+    NoLibrary { library: &'static str, hint: &'static str },
+    #[error("this machine has {count} GPUs, and the one numbered {number} is wanted")]
+    NoDevice { number: usize, count: usize },
+    #[error("{name} has compute capability {major}.{minor}; bf16 needs 8.0 or later")]
+    TooOld { name: String, major: i32, minor: i32 },
+    #[error("CUDA fails at {what}: {reason}")]
+    Cuda { what: &'static str, reason: String },
 }

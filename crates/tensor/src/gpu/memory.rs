@@ -1,9 +1,10 @@
 //! A block of an accelerator's memory.
 
-use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{Accelerator, DeviceStream, Use};
+use super::{Accelerator, Block, DeviceStream, Gpu};
+use crate::device::Device;
+use crate::dtype::Dtype;
 
 /// Bytes at an address that only the engine understands; freed when dropped.
 #[derive(Debug)]
@@ -50,19 +51,38 @@ impl DeviceMemory {
         self.engine.wait(DeviceStream::Copy, &kernels);
         self.engine.download(DeviceStream::Copy, self, first, bytes);
     }
-
-    /// Where the CPU finds it that makes a product in the place of a kernel.
-    ///
-    /// # Panics
-    /// If the host does not reach it.
-    #[track_caller]
-    pub(crate) fn reach(&self, used: Use) -> NonNull<u8> {
-        self.engine.reach(DeviceStream::Compute, self, used).expect("memory that the CPU's products reach")
-    }
 }
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         self.engine.free(self.address, self.bytes);
+    }
+}
+
+/// Memory of a line of the table that is not an operand; it goes back to the device when dropped.
+#[derive(Debug)]
+pub(super) struct Temporary<'a> {
+    device: &'a Device,
+    /// There until the drop.
+    memory: Option<DeviceMemory>,
+    block: Block,
+}
+
+impl<'a> Temporary<'a> {
+    /// Room for so many elements.
+    pub(super) fn new(gpu: &Gpu, device: &'a Device, dtype: Dtype, len: usize) -> Temporary<'a> {
+        let memory = device.take_memory(gpu, len * dtype.bytes());
+        Temporary { device, block: Block::new(&memory, dtype, len), memory: Some(memory) }
+    }
+
+    pub(super) fn block(&self) -> Block {
+        self.block
+    }
+}
+
+impl Drop for Temporary<'_> {
+    /// Whoever takes the memory next uses it on the same stream, after what used it here.
+    fn drop(&mut self) {
+        self.memory.take().into_iter().for_each(|memory| self.device.give_memory(memory));
     }
 }

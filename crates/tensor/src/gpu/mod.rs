@@ -8,15 +8,19 @@
 //!    └─ twin ── compares what both wrote
 //! ```
 //!
-//! There is one engine so far: [`simulated`] compiles the kernels for the host, and checks the order of what it is asked to
-//! do ([`order`]). The trait is what an engine for real devices implements, too: addresses, streams and events are CUDA's.
+//! There are two engines. [`simulated`] compiles the kernels for the host, and checks the order of what it is asked to do
+//! ([`order`]). [`cuda`] compiles them for an NVIDIA GPU, whose addresses, streams and events the trait has. Products are of
+//! the engines ([`products`]).
 
 mod call;
 mod compile;
+mod cuda;
 mod error;
+mod matrix;
 mod memory;
 mod order;
 mod pass;
+pub(crate) mod products;
 mod simulated;
 mod sources;
 #[cfg(test)]
@@ -24,19 +28,30 @@ mod tests;
 mod twin;
 
 use std::fmt::Debug;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
-pub(crate) use call::Call;
+pub(crate) use call::{Block, Call};
 pub use compile::{Compiler, find_compiler};
 pub use error::EngineError;
+pub(crate) use matrix::{DeviceMatrix, DeviceProduct};
 pub(crate) use memory::DeviceMemory;
-pub(crate) use order::{DeviceStream, Event, Use};
+pub(crate) use order::DeviceStream;
 pub(crate) use pass::KernelArgument;
 pub(crate) use twin::{OperandKind, TwinTolerance, compare, rounding_of, sums_of};
 
+use call::Launch;
+pub use cuda::{CudaDevice, cuda_devices};
+use cudarc::driver::CudaEvent;
+use order::StreamClock;
+
 use crate::device::Device;
-use crate::gpu::call::Launch;
+
+/// A point in a stream.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Simulated(StreamClock),
+    Cuda(CudaEvent),
+}
 
 /// What allocates, copies and launches. Calls of one stream happen in order; calls of two only where one waits for an
 /// event of the other.
@@ -65,9 +80,8 @@ pub(crate) trait Accelerator: Debug + Send + Sync {
     /// What the stream is asked for from now on comes after `event`.
     fn wait(&self, stream: DeviceStream, event: &Event);
 
-    /// Memory as an address of the host, for a product that the CPU makes there in the place of a kernel; `None` if the
-    /// host does not reach it.
-    fn reach(&self, stream: DeviceStream, memory: &DeviceMemory, used: Use) -> Option<NonNull<u8>>;
+    /// Begins a product. Does not wait. An engine whose products are the CPU's takes the threads of `device`.
+    fn multiply(&self, stream: DeviceStream, device: &Device, product: &DeviceProduct);
 }
 
 /// An engine, and who checks its results.
@@ -84,9 +98,19 @@ impl Gpu {
         Ok(Gpu { engine: Arc::new(simulated::Simulated::new(&sources::all())?), twin: Some(Device::new(threads)) })
     }
 
+    /// NVIDIA's GPU of this number. With `checks` each kernel's results are compared with the CPU's.
+    pub(crate) fn cuda(number: usize, threads: usize, checks: bool) -> Result<Gpu, EngineError> {
+        let twin = checks.then(|| Device::new(threads));
+        Ok(Gpu { engine: Arc::new(cuda::Cuda::new(number, &sources::all())?), twin })
+    }
+
     /// Who checks results.
     pub(crate) fn twin(&self) -> Option<&Arc<Device>> {
         self.twin.as_ref()
+    }
+
+    fn multiply(&self, device: &Device, product: &DeviceProduct) {
+        self.engine.multiply(DeviceStream::Compute, device, product);
     }
 
     pub(crate) fn allocate(&self, bytes: usize) -> DeviceMemory {

@@ -19,10 +19,10 @@ const STREAMS: usize = 2;
 
 /// How far each stream is known to be: a point in a stream that another can wait for.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Event([u64; STREAMS]);
+pub(crate) struct StreamClock([u64; STREAMS]);
 
-impl Event {
-    fn join(&mut self, other: &Event) {
+impl StreamClock {
+    fn join(&mut self, other: &StreamClock) {
         self.0.iter_mut().zip(other.0).for_each(|(own, other)| *own = other.max(*own));
     }
 }
@@ -30,8 +30,8 @@ impl Event {
 /// How memory was used last: by stream, the number of its operation.
 #[derive(Clone, Copy, Debug, Default)]
 struct Uses {
-    writes: Event,
-    reads: Event,
+    writes: StreamClock,
+    reads: StreamClock,
 }
 
 /// How a block of memory is used.
@@ -44,8 +44,8 @@ pub(crate) enum Use {
 /// Everything that was asked of an engine.
 #[derive(Debug, Default)]
 pub(super) struct UseOrder {
-    streams: [Event; STREAMS],
-    host: Event,
+    streams: [StreamClock; STREAMS],
+    host: StreamClock,
     uses: HashMap<u64, Uses>,
 }
 
@@ -75,11 +75,11 @@ impl UseOrder {
         }
     }
 
-    pub(super) fn record(&self, stream: DeviceStream) -> Event {
+    pub(super) fn record(&self, stream: DeviceStream) -> StreamClock {
         self.streams[stream as usize]
     }
 
-    pub(super) fn wait(&mut self, stream: DeviceStream, event: &Event) {
+    pub(super) fn wait(&mut self, stream: DeviceStream, event: &StreamClock) {
         self.streams[stream as usize].join(event);
     }
 
@@ -95,7 +95,7 @@ impl UseOrder {
     }
 }
 
-fn check(now: &Event, before: &Event, stream: DeviceStream, what: &str) {
+fn check(now: &StreamClock, before: &StreamClock, stream: DeviceStream, what: &str) {
     let is_known = now.0.iter().zip(before.0).all(|(known, used)| *known >= used);
     assert!(is_known, "{what} on stream {stream:?} uses memory that another stream may not be done with");
 }

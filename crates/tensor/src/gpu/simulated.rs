@@ -6,17 +6,21 @@
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::ptr::{self, NonNull};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{ptr, slice};
 
 use libloading::Library;
 
 use super::call::Launch;
 use super::compile;
 use super::error::EngineError;
-use super::order::{DeviceStream, Event, Use, UseOrder};
+use super::order::{DeviceStream, Use, UseOrder};
 use super::sources::KernelSource;
-use super::{Accelerator, DeviceMemory};
+use super::{Accelerator, DeviceMatrix, DeviceMemory, DeviceProduct, Event};
+use crate::cpu::product::{Matrix, Product, multiply_into};
+use crate::cpu::stored::{Stored, StoredRef};
+use crate::device::Device;
+use crate::dtype::Dtype;
 
 /// Few and odd, so that kernels go round their loops more than once with small tensors.
 const BLOCKS: u32 = 3;
@@ -105,15 +109,43 @@ impl Accelerator for Simulated {
     }
 
     fn record(&self, stream: DeviceStream) -> Event {
-        self.order().record(stream)
+        Event::Simulated(self.order().record(stream))
     }
 
     fn wait(&self, stream: DeviceStream, event: &Event) {
-        self.order().wait(stream, event);
+        let Event::Simulated(clock) = event else { panic!("an event of another engine") };
+        self.order().wait(stream, clock);
     }
 
-    fn reach(&self, stream: DeviceStream, memory: &DeviceMemory, used: Use) -> Option<NonNull<u8>> {
-        self.order().operation(stream, "a product", [(memory.address(), used)].into_iter());
-        NonNull::new(pointer(memory.address()))
+    fn multiply(&self, stream: DeviceStream, device: &Device, product: &DeviceProduct) {
+        let [rows, _, cols] = product.dims();
+        let &DeviceProduct { c, a, b, accumulate } = product;
+        let uses = [(c, Use::Write), (a, Use::Read), (b, Use::Read)];
+        self.order().operation(stream, "a product", uses.map(|(of, used)| (of.block.address(), used)).into_iter());
+        let matrix = |of: DeviceMatrix| Matrix { rows: 0..of.rows, cols: of.cols, transposed: of.transposed };
+        let p = Product { a: matrix(a), b: matrix(b), first: 0, accumulate };
+        let (to, len) = (pointer(c.address()), rows * cols);
+        // SAFETY: the matrices lie in their memory, as `dims` has checked, which is aligned and filled with bits, which are
+        // numbers; the result is nobody else's while the operands of a line of the table are borrowed.
+        unsafe {
+            let to = match c.block.dtype() {
+                Dtype::F32 => Stored::F32(slice::from_raw_parts_mut(to.cast(), len)),
+                _ => Stored::Bf16(slice::from_raw_parts_mut(to.cast(), len)),
+            };
+            multiply_into(device, to, elements(&a), elements(&b), &p);
+        }
+    }
+}
+
+/// # Safety
+/// The matrix lies in memory that is filled, and nobody writes to it for as long as its elements are borrowed.
+unsafe fn elements<'a>(of: &DeviceMatrix) -> StoredRef<'a> {
+    let (data, len) = (pointer(of.address()).cast_const(), of.rows * of.cols);
+    // SAFETY: the caller's promise.
+    unsafe {
+        match of.block.dtype() {
+            Dtype::F32 => StoredRef::F32(slice::from_raw_parts(data.cast(), len)),
+            _ => StoredRef::Bf16(slice::from_raw_parts(data.cast(), len)),
+        }
     }
 }

@@ -1,0 +1,299 @@
+//! NVIDIA's GPUs, by the libraries that are there when the program runs: the driver, NVRTC for kernels, cuBLAS for
+//! products. None is needed to build it.
+//!
+//! A stream is CUDA's, and so is an event. Kernels are launched with as many threads as fill the device, whatever their
+//! size: they go over their elements in strides.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{c_int, c_void};
+use std::fmt::Debug;
+use std::fs;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::cublas::{result as blas, sys as blas_sys};
+use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, result};
+use cudarc::nvrtc::{self, CompileError, CompileOptions, Ptx};
+
+use super::call::Launch;
+use super::compile::kept;
+use super::error::EngineError;
+use super::sources::KernelSource;
+use super::{Accelerator, DeviceMatrix, DeviceMemory, DeviceProduct, DeviceStream, Event};
+use crate::device::Device;
+use crate::dtype::Dtype;
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+/// Blocks that a multiprocessor has at once: 2048 threads.
+const BLOCKS_EACH: u32 = 8;
+/// The first architecture with bf16.
+const OLDEST: (i32, i32) = (8, 0);
+
+/// A GPU of this machine.
+#[derive(Clone, Debug)]
+pub struct CudaDevice {
+    pub name: String,
+    /// Compute capability.
+    pub capability: (i32, i32),
+    /// Of its memory.
+    pub bytes: usize,
+}
+
+/// The GPUs of this machine.
+///
+/// # Errors
+/// If a library is missing, or the driver finds fault.
+pub fn cuda_devices() -> Result<Vec<CudaDevice>, EngineError> {
+    find_libraries()?;
+    let count = CudaContext::device_count().map_err(|error| failed("counting devices", error))?;
+    let about = |number: i32| -> Result<CudaDevice, DriverError> {
+        let device = result::device::get(number)?;
+        // SAFETY: the driver gave the device.
+        let [bytes, major, minor] = unsafe {
+            let attribute = |which| result::device::get_attribute(device, which);
+            let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+            let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+            [result::device::total_mem(device)?, major as usize, minor as usize]
+        };
+        Ok(CudaDevice { name: result::device::get_name(device)?, capability: (major as i32, minor as i32), bytes })
+    };
+    (0..count).map(about).collect::<Result<_, _>>().map_err(|error| failed("looking at devices", error))
+}
+
+/// The loader panics where a library is missing; so they are looked for before.
+fn find_libraries() -> Result<(), EngineError> {
+    let wheels = "install CUDA 13's, or name the folder that has it in LD_LIBRARY_PATH";
+    // SAFETY: libraries of the vendor are loaded, which run nothing that this program relies on.
+    let found = unsafe {
+        [
+            (sys::is_culib_present(), "libcuda.so.1", "it comes with NVIDIA's driver"),
+            (nvrtc::sys::is_culib_present(), "libnvrtc.so", wheels),
+            (blas_sys::is_culib_present(), "libcublas.so", wheels),
+        ]
+    };
+    match found.into_iter().find(|(is_there, ..)| !is_there) {
+        Some((_, library, hint)) => Err(EngineError::NoLibrary { library, hint }),
+        None => Ok(()),
+    }
+}
+
+fn failed(what: &'static str, error: impl Debug) -> EngineError {
+    EngineError::Cuda { what, reason: format!("{error:?}") }
+}
+
+/// What a rank cannot go on without.
+#[track_caller]
+fn done<T, E: Debug>(result: Result<T, E>, what: &'static str) -> T {
+    result.unwrap_or_else(|error| panic!("{}", failed(what, error)))
+}
+
+#[derive(Debug)]
+pub(super) struct Cuda {
+    context: Arc<CudaContext>,
+    /// By [`DeviceStream`].
+    streams: [Arc<CudaStream>; 2],
+    modules: BTreeMap<&'static str, Arc<CudaModule>>,
+    /// By name, those that have been launched.
+    functions: Mutex<HashMap<&'static str, CudaFunction>>,
+    products: Mutex<BlasHandle>,
+    blocks: u32,
+}
+
+/// Of cuBLAS.
+#[derive(Debug)]
+struct BlasHandle(blas_sys::cublasHandle_t);
+
+// SAFETY: a handle may be used by any thread, one at a time.
+unsafe impl Send for BlasHandle {}
+
+impl Drop for BlasHandle {
+    fn drop(&mut self) {
+        // Nobody is left to be told of a failure.
+        // SAFETY: the handle is there and used by nobody else.
+        let _ = unsafe { blas::destroy_handle(self.0) };
+    }
+}
+
+impl Cuda {
+    /// The GPU of this number, with kernels made from `sources`.
+    pub(super) fn new(number: usize, sources: &[KernelSource]) -> Result<Cuda, EngineError> {
+        let devices = cuda_devices()?;
+        let count = devices.len();
+        let CudaDevice { name, capability, .. } =
+            devices.into_iter().nth(number).ok_or(EngineError::NoDevice { number, count })?;
+        let (major, minor) = capability;
+        if capability < OLDEST {
+            return Err(EngineError::TooOld { name, major, minor });
+        }
+        let context = CudaContext::new(number).map_err(|error| failed("opening the device", error))?;
+        let stream = || context.new_stream().map_err(|error| failed("making a stream", error));
+        let streams = [stream()?, stream()?];
+        let modules = modules(&context, capability, sources)?;
+        let processors = context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+        let processors = processors.map_err(|error| failed("counting multiprocessors", error))?;
+        let products = BlasHandle(blas::create_handle().map_err(|error| failed("starting cuBLAS", error))?);
+        // SAFETY: both are there for as long as the engine is.
+        let set = unsafe { blas::set_stream(products.0, streams[DeviceStream::Compute as usize].cu_stream().cast()) };
+        set.map_err(|error| failed("giving cuBLAS its stream", error))?;
+        let (functions, products, blocks) = (Mutex::default(), Mutex::new(products), processors as u32 * BLOCKS_EACH);
+        Ok(Cuda { context, streams, modules, functions, products, blocks })
+    }
+
+    fn stream(&self, stream: DeviceStream) -> &CudaStream {
+        done(self.context.bind_to_thread(), "turning to the device");
+        &self.streams[stream as usize]
+    }
+
+    fn function(&self, module: &str, name: &'static str) -> sys::CUfunction {
+        let mut functions = lock(&self.functions);
+        let found = functions.entry(name).or_insert_with(|| done(self.modules[module].load_function(name), name));
+        found.cu_function()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Kernels for this architecture, compiled once and kept as PTX, by module.
+fn modules(
+    context: &Arc<CudaContext>,
+    (major, minor): (i32, i32),
+    sources: &[KernelSource],
+) -> Result<BTreeMap<&'static str, Arc<CudaModule>>, EngineError> {
+    let architecture = format!("--gpu-architecture=compute_{major}{minor}");
+    let place = |folder: &Path, source: &KernelSource| folder.join(source.module).with_extension("ptx");
+    let folder = kept(&architecture, sources, |folder| {
+        sources.iter().try_for_each(|source| {
+            let (path, ptx) = (place(folder, source), compile(folder, source, &architecture)?);
+            fs::write(&path, ptx.to_src()).map_err(|source| EngineError::Folder { path, source })
+        })
+    })?;
+    let load = |source: &KernelSource| {
+        let module = context.load_module(Ptx::from_file(place(&folder, source)));
+        Ok((source.module, module.map_err(|error| failed("loading kernels", error))?))
+    };
+    sources.iter().map(load).collect()
+}
+
+fn compile(folder: &Path, source: &KernelSource, architecture: &str) -> Result<Ptx, EngineError> {
+    let options = CompileOptions {
+        include_paths: vec![folder.display().to_string()],
+        options: vec![architecture.to_owned(), "--std=c++17".to_owned()],
+        // As on the host: products and sums are fused where a kernel says so.
+        fmad: Some(false),
+        name: Some(format!("{}.cu", source.module)),
+        ..CompileOptions::default()
+    };
+    nvrtc::compile_ptx_with_opts(&source.text, options).map_err(|error| {
+        let log = match error {
+            CompileError::CompileError { log, .. } => log.to_string_lossy().into_owned(),
+            other => other.to_string(),
+        };
+        EngineError::Refused { compiler: "NVRTC".to_owned(), module: source.module.to_owned(), log }
+    })
+}
+
+impl Accelerator for Cuda {
+    fn allocate(&self, bytes: usize) -> u64 {
+        done(self.context.bind_to_thread(), "turning to the device");
+        // SAFETY: nothing is read that nobody has written: `DeviceMemory` is filled by kernels and copies.
+        done(unsafe { result::malloc_sync(bytes.max(1)) }, "allocating memory")
+    }
+
+    fn free(&self, address: u64, _: usize) {
+        done(self.context.bind_to_thread(), "turning to the device");
+        // SAFETY: `allocate` gave the address, and its only owner is gone; the driver waits for what uses it.
+        done(unsafe { result::free_sync(address) }, "freeing memory");
+    }
+
+    fn forget(&self, _: &DeviceMemory) {}
+
+    fn upload(&self, stream: DeviceStream, memory: &DeviceMemory, first: usize, bytes: &[u8]) {
+        let (stream, to) = (self.stream(stream).cu_stream(), memory.address() + first as u64);
+        // SAFETY: `DeviceMemory` has checked that the bytes lie in it. Memory of the host that is not pinned has been read
+        // when the call returns.
+        done(unsafe { result::memcpy_htod_async(to, bytes, stream) }, "a copy to the device");
+    }
+
+    fn download(&self, stream: DeviceStream, memory: &DeviceMemory, first: usize, bytes: &mut [u8]) {
+        let (stream, from) = (self.stream(stream), memory.address() + first as u64);
+        // SAFETY: as above; the bytes are borrowed until the stream is done.
+        done(unsafe { result::memcpy_dtoh_async(bytes, from, stream.cu_stream()) }, "a copy to the host");
+        done(stream.synchronize(), "waiting for a copy to the host");
+    }
+
+    fn launch(&self, stream: DeviceStream, launch: &Launch) {
+        let (stream, kernel) = (self.stream(stream).cu_stream(), self.function(launch.module, launch.name));
+        let mut parameters: Vec<*mut c_void> = launch.parameters().into_iter().map(<*const c_void>::cast_mut).collect();
+        // SAFETY: the parameters are those of the kernel, which a test compares with the table of kernels, and are read
+        // before the call returns; operands stay until what was launched before is done with them, by the order of streams.
+        let launched =
+            unsafe { result::launch_kernel(kernel, (self.blocks, 1, 1), (THREADS, 1, 1), 0, stream, &mut parameters) };
+        done(launched, launch.name);
+    }
+
+    fn record(&self, stream: DeviceStream) -> Event {
+        Event::Cuda(done(self.stream(stream).record_event(None), "recording an event"))
+    }
+
+    fn wait(&self, stream: DeviceStream, event: &Event) {
+        let Event::Cuda(event) = event else { panic!("an event of another engine") };
+        done(self.stream(stream).wait(event), "waiting for an event");
+    }
+
+    /// In f32 throughout where factors are f32: no TF32.
+    fn multiply(&self, stream: DeviceStream, _: &Device, product: &DeviceProduct) {
+        assert_eq!(stream, DeviceStream::Compute, "cuBLAS has one stream");
+        let [rows, inner, cols] = product.dims().map(|n| n as c_int);
+        if rows == 0 || cols == 0 {
+            return;
+        }
+        let DeviceProduct { c, a, b, accumulate } = product;
+        let (one, keep) = (1.0f32, f32::from(u8::from(*accumulate)));
+        self.stream(stream);
+        let handle = lock(&self.products);
+        // cuBLAS reads columns one after the other: what is stored by rows is the transpose to it, and c^T = b^T a^T.
+        // SAFETY: the matrices lie in their memory, as `dims` has checked; the numbers are read before the call returns.
+        let begun = unsafe {
+            blas::gemm_ex(
+                handle.0,
+                operation(b),
+                operation(a),
+                cols,
+                rows,
+                inner,
+                (&raw const one).cast(),
+                b.address() as *const c_void,
+                blas_type(b),
+                b.cols.max(1) as c_int,
+                a.address() as *const c_void,
+                blas_type(a),
+                a.cols.max(1) as c_int,
+                (&raw const keep).cast(),
+                c.address() as *mut c_void,
+                blas_type(c),
+                cols,
+                blas_sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+                blas_sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
+            )
+        };
+        done(begun, "a product");
+    }
+}
+
+fn operation(of: &DeviceMatrix) -> blas_sys::cublasOperation_t {
+    match of.transposed {
+        true => blas_sys::cublasOperation_t::CUBLAS_OP_T,
+        false => blas_sys::cublasOperation_t::CUBLAS_OP_N,
+    }
+}
+
+fn blas_type(of: &DeviceMatrix) -> blas_sys::cudaDataType {
+    match of.block.dtype() {
+        Dtype::Bf16 => blas_sys::cudaDataType_t::CUDA_R_16BF,
+        _ => blas_sys::cudaDataType_t::CUDA_R_32F,
+    }
+}
