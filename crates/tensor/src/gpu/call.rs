@@ -15,7 +15,23 @@ pub(crate) struct Launch {
     pub(super) module: &'static str,
     pub(super) name: &'static str,
     parameters: Vec<CValue>,
-    uses: Vec<(u64, Use)>,
+    operands: Vec<Operand>,
+}
+
+/// Memory that a kernel uses.
+#[derive(Debug)]
+pub(super) struct Operand {
+    pub(super) address: u64,
+    pub(super) used: Use,
+    /// Bytes that the kernel may touch, from the first on, and bytes that there are.
+    pub(super) bytes: usize,
+    pub(super) capacity: usize,
+}
+
+impl Operand {
+    fn of(memory: &DeviceMemory, used: Use, bytes: usize) -> Operand {
+        Operand { address: memory.address(), used, bytes, capacity: memory.bytes() }
+    }
 }
 
 impl Launch {
@@ -24,9 +40,8 @@ impl Launch {
         self.parameters.iter().map(CValue::pointer).collect()
     }
 
-    /// By address, the memory that is used.
-    pub(super) fn uses(&self) -> impl Iterator<Item = (u64, Use)> {
-        self.uses.iter().copied()
+    pub(super) fn operands(&self) -> &[Operand] {
+        &self.operands
     }
 }
 
@@ -66,7 +81,7 @@ impl<'a> Call<'a> {
         if kind == OperandKind::Any {
             value.u32(dtype as u32);
         }
-        self.launch.uses.push((memory.address(), used));
+        self.launch.operands.push(Operand::of(memory, used, tensor.len() * dtype.bytes()));
         self.argument(value);
     }
 
@@ -79,8 +94,8 @@ impl<'a> Call<'a> {
         let bytes = CValue::list(elements);
         let memory = self.device.take_memory(self.gpu, bytes.len());
         memory.write(0, &bytes);
+        self.launch.operands.push(Operand::of(&memory, Use::Read, bytes.len()));
         let address = memory.address();
-        self.launch.uses.push((address, Use::Read));
         self.lists.push(memory);
         [address, elements.len() as u64]
     }
