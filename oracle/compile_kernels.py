@@ -26,9 +26,8 @@ def libraries():
     """Where NVRTC may be, likeliest first."""
     if folder := os.environ.get("NVRTC_LIB"):
         yield from sorted(pathlib.Path(folder).glob("libnvrtc.so*"))
-    packages = {pathlib.Path(p) for p in (sysconfig.get_path("purelib"), "/opt/venv/lib") if p}
-    for folder in packages:
-        yield from sorted(folder.glob("**/nvidia/**/libnvrtc.so*"))
+    packages = pathlib.Path(sysconfig.get_path("purelib"))
+    yield from sorted(packages.glob("nvidia/*/lib/libnvrtc.so*"))
     yield "libnvrtc.so"
 
 

@@ -16,7 +16,17 @@ pub(crate) struct Launch {
     pub(super) module: &'static str,
     pub(super) name: &'static str,
     parameters: Vec<CValue>,
-    uses: Vec<(u64, Use)>,
+    operands: Vec<Operand>,
+}
+
+/// Memory that a kernel uses.
+#[derive(Debug)]
+pub(super) struct Operand {
+    pub(super) address: u64,
+    pub(super) used: Use,
+    /// Bytes that the kernel may touch, from the first on, and bytes that there are.
+    pub(super) bytes: usize,
+    pub(super) capacity: usize,
 }
 
 impl Launch {
@@ -25,9 +35,8 @@ impl Launch {
         self.parameters.iter().map(CValue::pointer).collect()
     }
 
-    /// By address, the memory that is used.
-    pub(super) fn uses(&self) -> impl Iterator<Item = (u64, Use)> {
-        self.uses.iter().copied()
+    pub(super) fn operands(&self) -> &[Operand] {
+        &self.operands
     }
 }
 
@@ -37,11 +46,13 @@ pub(crate) struct Block {
     address: u64,
     dtype: Dtype,
     len: usize,
+    /// Bytes of the memory.
+    capacity: usize,
 }
 
 impl Block {
     pub(crate) fn new(memory: &DeviceMemory, dtype: Dtype, len: usize) -> Block {
-        Block { address: memory.address(), dtype, len }
+        Block { address: memory.address(), dtype, len, capacity: memory.bytes() }
     }
 
     pub(super) fn address(self) -> u64 {
@@ -94,7 +105,7 @@ impl<'a> Call<'a> {
     }
 
     #[track_caller]
-    fn operand(&mut self, Block { address, dtype, len }: Block, kind: OperandKind, used: Use) {
+    fn operand(&mut self, Block { address, dtype, len, capacity }: Block, kind: OperandKind, used: Use) {
         assert!(kind.takes(dtype), "{}: elements of {dtype:?} as {kind:?}", self.launch.name);
         let mut value = CValue::default();
         value.u64(address);
@@ -102,7 +113,7 @@ impl<'a> Call<'a> {
         if kind == OperandKind::Any {
             value.u32(dtype as u32);
         }
-        self.launch.uses.push((address, used));
+        self.launch.operands.push(Operand { address, used, bytes: len * dtype.bytes(), capacity });
         self.argument(value);
     }
 
@@ -115,8 +126,8 @@ impl<'a> Call<'a> {
         let bytes = CValue::list(elements);
         let memory = self.device.take_memory(self.gpu, bytes.len());
         memory.write(0, &bytes);
-        let address = memory.address();
-        self.launch.uses.push((address, Use::Read));
+        let (address, capacity) = (memory.address(), memory.bytes());
+        self.launch.operands.push(Operand { address, used: Use::Read, bytes: bytes.len(), capacity });
         self.lists.push(memory);
         [address, elements.len() as u64]
     }

@@ -1,7 +1,7 @@
 //! An accelerator that is not there: kernels compiled for the host, in memory that nobody else looks at.
 //!
 //! Everything is done at once, and what would go wrong on a device that does it later is looked for: memory that nobody
-//! wrote holds NaN, and uses without an order are refused ([`super::order`]).
+//! wrote holds NaN, writes behind an operand are noticed, and uses without an order are refused ([`super::order`]).
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use std::{ptr, slice};
 
 use libloading::Library;
 
-use super::call::Launch;
+use super::call::{Launch, Operand};
 use super::compile;
 use super::error::EngineError;
 use super::order::{DeviceStream, Use, UseOrder};
@@ -25,6 +25,12 @@ use crate::dtype::Dtype;
 /// Few and odd, so that kernels go round their loops more than once with small tensors.
 const BLOCKS: u32 = 3;
 const THREADS: u32 = 32;
+
+/// What bytes are that nobody has written: of any float type, NaN.
+const UNWRITTEN: u8 = 0xff;
+
+/// Bytes behind an operand that a kernel is seen to write.
+const MARGIN: usize = 1024;
 
 /// That of device allocations.
 const ALIGN_BYTES: usize = 256;
@@ -82,7 +88,7 @@ impl Accelerator for Simulated {
 
     fn forget(&self, memory: &DeviceMemory) {
         // SAFETY: these bytes are the memory's.
-        unsafe { ptr::write_bytes(pointer(memory.address()), 0xff, memory.bytes()) };
+        unsafe { ptr::write_bytes(pointer(memory.address()), UNWRITTEN, memory.bytes()) };
     }
 
     fn upload(&self, stream: DeviceStream, memory: &DeviceMemory, first: usize, bytes: &[u8]) {
@@ -101,11 +107,19 @@ impl Accelerator for Simulated {
 
     fn launch(&self, stream: DeviceStream, launch: &Launch) {
         let kernel = self.kernel(launch.module, launch.name);
-        self.order().operation(stream, launch.name, launch.uses());
+        let uses = launch.operands().iter().map(|operand| (operand.address, operand.used));
+        self.order().operation(stream, launch.name, uses);
         let parameters = launch.parameters();
         // SAFETY: the parameters are those of the kernel, which a test compares with the table of kernels; operands are
         // alive and, where they are written, nobody else's while `launch` borrows them.
         unsafe { kernel(parameters.as_ptr(), BLOCKS, THREADS) };
+        for Operand { address, bytes, capacity, .. } in launch.operands() {
+            let margin = (capacity - bytes).min(MARGIN);
+            // SAFETY: the operand's memory is as large as its capacity and was filled when it was handed out.
+            let behind = unsafe { slice::from_raw_parts(pointer(*address).add(*bytes), margin) };
+            let is_untouched = behind.iter().all(|&byte| byte == UNWRITTEN);
+            assert!(is_untouched, "kernel `{}` wrote behind the end of an operand of {bytes} bytes", launch.name);
+        }
     }
 
     fn record(&self, stream: DeviceStream) -> Event {

@@ -64,19 +64,30 @@ fn every_line_of_the_table_has_its_kernel_with_its_parameters() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-#[test]
-fn a_wrong_kernel_is_found_by_its_name() {
-    let mut wrong = sources::all();
-    wrong.retain(|source| ["elementwise", "stored"].contains(&source.module));
-    let source = wrong.iter_mut().find(|source| source.module == "elementwise").unwrap();
-    source.text = source.text.replace("x.data[i] * factor, accumulate", "x.data[i] * factor * 1.0001f, accumulate");
-    let engine: Arc<dyn Accelerator> = Arc::new(Simulated::new(&wrong).unwrap());
+/// What is said of `scale` where its source has one text in place of another.
+fn told_of_scale(right: &str, wrong: &str) -> String {
+    let mut sources = sources::all();
+    sources.retain(|source| ["elementwise", "stored"].contains(&source.module));
+    let source = sources.iter_mut().find(|source| source.module == "elementwise").unwrap();
+    assert!(source.text.contains(right), "{}", source.text);
+    source.text = source.text.replace(right, wrong);
+    let engine: Arc<dyn Accelerator> = Arc::new(Simulated::new(&sources).unwrap());
     let device = Device::accelerated(1, Gpu { engine, twin: Some(Device::new(1)) });
     let x = Tensor::from_slice(&device, &[3], &[1.0, 2.0, 3.0]);
     let mut out = Tensor::zeros(&device, &[3]);
     let scaled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| kernels::scale(&mut out, &x, 2.0, false)));
-    let message = *scaled.unwrap_err().downcast::<String>().unwrap();
-    assert!(message.starts_with("kernel `scale` wrote 2.0002"), "{message}");
+    *scaled.unwrap_err().downcast::<String>().unwrap()
+}
+
+#[test]
+fn a_wrong_kernel_is_found_by_its_name() {
+    let scale = "EACH(i, out.len) set_or_add(out.data[i], x.data[i] * factor, accumulate);";
+    let told = told_of_scale(scale, &scale.replace("factor", "factor * 1.0001f"));
+    assert!(told.starts_with("kernel `scale` wrote 2.0002"), "{told}");
+    let told = told_of_scale(scale, &scale.replace("out.len", "out.len - 1"));
+    assert!(told.starts_with("kernel `scale` wrote 0e0 where the CPU's wrote 6e0: element 2"), "{told}");
+    let told = told_of_scale(scale, &scale.replace("out.len", "out.len + 1").replace("x.data[i]", "1.0f"));
+    assert!(told.starts_with("kernel `scale` wrote behind the end of an operand of 12 bytes"), "{told}");
 }
 
 /// What stands between the products of SwiGLU experts has no line of the table: it is part of a product there.

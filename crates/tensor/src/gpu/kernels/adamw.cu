@@ -1,6 +1,5 @@
 // The optimizer's arithmetic, in place, and sums of squares.
 #include "common.cuh"
-#include "rows.cuh"
 
 // weights[first + i] by gradient[i]. Strips of state are m, v and, where weights are bf16, the master that is rounded
 // to them.
@@ -31,16 +30,56 @@ KERNEL(adamw_of_strip, (Any weights, Span<float> state, AdamW rule, u64 first, S
     update(weights, first, state.data, gradient, rule, strips);
 }
 
-// sums[place], an f64 in two halves, += the sum of x[range]^2, by one block: the sum has one order
+// The CPU's order of additions, so that a norm has the same bits wherever its parts are summed: blocks of so many
+// elements, in each as many sums side by side, then what is left over and these sums, then the blocks.
+constexpr u64 BLOCK = 1 << 14;
+constexpr u64 LANES = 16;
+
+DEVICE double square(float x) { return (double)x * x; }
+
+// The sum of squares that a lane of a block of `len` elements has
+DEVICE double lane_sum(const float* from, u64 len, u64 lane) {
+    double sum = 0.0;
+    for (u64 i = lane; i < len / LANES * LANES; i += LANES) sum += square(from[i]);
+    return sum;
+}
+
+DEVICE double block_of_lanes(const float* from, u64 len, const double* lanes) {
+    double rest = 0.0, sum = 0.0;
+    for (u64 i = len / LANES * LANES; i < len; i++) rest += square(from[i]);
+    for (u64 lane = 0; lane < LANES; lane++) sum += lanes[lane];
+    return rest + sum;
+}
+
+// sums[place], an f64 in two halves, += the sum of x[range]^2, by one block
 KERNEL(add_squares, (Span<u32> sums, Span<const float> x, u64 place, Range range)) {
-    SHARED(double, partial, MAX_THREADS);
+    SHARED(double, lanes, MAX_THREADS);
+    SHARED(double, total, 1);
     BLOCKS(only, 1) {
         const float* from = x.data + range.start;
-        double sum = block_total(partial, range.end - range.start, [=](u64 i) { return (double)from[i] * from[i]; });
+        u64 len = range.end - range.start, count = (len + BLOCK - 1) / BLOCK;
+        THREADS {
+            if (thread() == 0) total[0] = 0.0;
+        }
+        for (u64 first = 0; first < count; first += MAX_THREADS / LANES) {
+            u64 here = least<u64>(count - first, MAX_THREADS / LANES);
+            THREADS {
+                for (u64 i = thread(); i < here * LANES; i += threads()) {
+                    u64 start = (first + i / LANES) * BLOCK;
+                    lanes[i] = lane_sum(from + start, least(len - start, BLOCK), i % LANES);
+                }
+            }
+            THREADS {
+                for (u64 i = 0; thread() == 0 && i < here; i++) {
+                    u64 start = (first + i) * BLOCK;
+                    total[0] += block_of_lanes(from + start, least(len - start, BLOCK), lanes + i * LANES);
+                }
+            }
+        }
         THREADS {
             if (thread() == 0) {
                 u32* halves = sums.data + 2 * place;
-                u64 bits = bits_of(double_of((u64)halves[1] << 32 | halves[0]) + sum);
+                u64 bits = bits_of(double_of((u64)halves[1] << 32 | halves[0]) + total[0]);
                 halves[0] = (u32)bits;
                 halves[1] = (u32)(bits >> 32);
             }
