@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use guildhall_tensor::{find_compiler, instruction_sets};
+use guildhall_tensor::{CudaDevice, cuda_devices, find_compiler, instruction_sets};
 
 use super::{CommandFailure, print};
 use crate::launch;
@@ -10,7 +10,7 @@ use crate::parallel::Backend;
 
 pub(super) fn run() -> Result<(), CommandFailure> {
     let line = |backend: Backend| {
-        let told = match launch::device(backend, 1) {
+        let told = match launch::device(backend, 1, 0) {
             Ok(_) => format!("ready    {}", about(backend)),
             Err(missing) => format!("missing  {}", missing.reason),
         };
@@ -30,8 +30,12 @@ fn about(backend: Backend) -> String {
             let compiler = find_compiler().map(|compiler| compiler.version).unwrap_or_default();
             format!("kernels compiled by {compiler}, each held against the CPU's: for tests")
         }
-        Backend::Cuda => String::new(),
+        Backend::Cuda => cuda_devices().unwrap_or_default().iter().map(told).collect::<Vec<_>>().join("; "),
     }
+}
+
+fn told(CudaDevice { name, capability: (major, minor), bytes }: &CudaDevice) -> String {
+    format!("{name}, {} GiB, compute capability {major}.{minor}", bytes >> 30)
 }
 
 /// What the system calls it.

@@ -10,7 +10,7 @@ use crate::plan::{Candidate, Load, Machine, StepCost, Task, search};
 
 /// Refuses a backend that is not here, and more ranks than can run here.
 pub(super) fn here(config: &Config) -> Result<(), CommandFailure> {
-    launch::device(config.parallel.backend, 1).map_err(CommandFailure::request)?;
+    launch::device(config.parallel.backend, 1, 0).map_err(CommandFailure::request)?;
     let ranks = config.parallel.ranks;
     if ranks <= launch::RANKS_MAX {
         return Ok(());

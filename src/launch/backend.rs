@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use guildhall_tensor::{Device, EngineError};
+use guildhall_tensor::{Device, EngineError, cuda_devices};
 
 use crate::parallel::Backend;
 
@@ -11,27 +11,19 @@ use crate::parallel::Backend;
 #[error("parallel.backend = \"{}\": {reason}", backend.name())]
 pub struct MissingBackend {
     pub backend: Backend,
-    pub reason: MissingPart,
+    pub reason: EngineError,
 }
 
-/// What it lacks.
-#[derive(Debug, thiserror::Error)]
-pub enum MissingPart {
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    #[error("this build has no CUDA engine yet; choose \"cpu\"")]
-    Cuda,
-}
-
-/// A device whose products use up to `threads` threads.
+/// The device of the rank at this place among those of its node, whose products use up to `threads` threads. GPUs are dealt
+/// out in turn.
 ///
 /// # Errors
-/// If this machine or this build lacks what the backend needs.
-pub fn device(backend: Backend, threads: usize) -> Result<Arc<Device>, MissingBackend> {
+/// If this machine lacks what the backend needs.
+pub fn device(backend: Backend, threads: usize, place: usize) -> Result<Arc<Device>, MissingBackend> {
     let found = match backend {
         Backend::Cpu => Ok(Device::new(threads)),
-        Backend::Simulated => Device::simulated(threads).map_err(MissingPart::Engine),
-        Backend::Cuda => Err(MissingPart::Cuda),
+        Backend::Simulated => Device::simulated(threads),
+        Backend::Cuda => cuda_devices().and_then(|gpus| Device::cuda(place % gpus.len().max(1), threads, false)),
     };
     found.map_err(|reason| MissingBackend { backend, reason })
 }

@@ -29,7 +29,7 @@ use guildhall_comm::wrap::{Delay, Ledger, Link, Network, Trace};
 use guildhall_comm::{Communicator, Failure};
 use guildhall_tensor::Device;
 
-pub use backend::{MissingBackend, MissingPart, device};
+pub use backend::{MissingBackend, device};
 pub use ending::{Refusal, RunFailure, Tellable};
 pub use join::{GiveUp, Joined};
 pub use launcher::Launched;
@@ -89,7 +89,9 @@ fn rank_of(
     };
     let (world, ledger) = Trace::wrap(world);
     // Commands ask for the backend before they begin, so that its absence is a refusal.
-    let device = device(config.backend, threads).unwrap_or_else(|missing| panic!("{missing}"));
+    let (rank, node) = (world.rank(), nodes.of(world.rank()));
+    let place = (0..rank).filter(|&other| nodes.of(other) == node).count();
+    let device = device(config.backend, threads, place).unwrap_or_else(|missing| panic!("{missing}"));
     Rank { world, device, nodes: nodes.clone(), ledger, is_first_here, runs_alone }
 }
 
