@@ -112,6 +112,11 @@ fn round_to_bf16(sum: f32) -> bf16 {
 /// Every source is valid for reading and `target` for writing `len` aligned elements; nobody writes the sources
 /// or touches the target meanwhile. The target may coincide exactly with one source, but not overlap partly.
 pub(crate) unsafe fn reduce(kind: ElementKind, reduce: Reduce, sources: &[*const u8], target: *mut u8, len: usize) {
+    if let &[source] = sources {
+        // A group of one has its sum already: going over gradients again would take as long as the optimizer's step.
+        // SAFETY: passed on unchanged from the caller; the two may be the same memory.
+        return unsafe { std::ptr::copy(source, target, if source == target { 0 } else { len * kind.size() }) };
+    }
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has AVX2; the rest is passed on unchanged from the caller.
@@ -237,5 +242,18 @@ mod tests {
             reduce_portable(ElementKind::F32, Reduce::Sum, &sources, portable.as_mut_ptr().cast(), 3000);
         }
         assert_eq!(chosen, portable);
+    }
+
+    #[test]
+    fn one_source_is_its_own_sum() {
+        let source: Vec<bf16> = (0..300).map(|i| bf16::from_f32(i as f32 - 150.0)).collect();
+        let (mut target, mut same) = (vec![bf16::ZERO; 300], source.clone());
+        // SAFETY: all vectors hold 300 elements; the last target is its own source.
+        unsafe {
+            reduce(ElementKind::Bf16, Reduce::Max, &[source.as_ptr().cast()], target.as_mut_ptr().cast(), 300);
+            let own = same.as_mut_ptr();
+            reduce(ElementKind::Bf16, Reduce::Sum, &[own.cast_const().cast()], own.cast(), 300);
+        }
+        assert_eq!([&target, &same], [&source; 2]);
     }
 }

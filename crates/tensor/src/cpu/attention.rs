@@ -9,7 +9,7 @@ use crate::cpu::attention_call::{AttentionCall, AttentionSizes, Shared, load, st
 use crate::cpu::gemm::{ADD, Into, SET, View, gemm_serial};
 use crate::cpu::math::exp;
 use crate::cpu::rows::simd;
-use crate::cpu::stored::{StoredRef, widen};
+use crate::cpu::stored::{StoredNumber, StoredRef};
 use crate::device::Device;
 
 /// Queries and keys per block.
@@ -369,12 +369,12 @@ pub(super) fn to_gradients(
 fn dot_stored(a: StoredRef, at: usize, b: &[f32]) -> f32 {
     match a {
         StoredRef::F32(a) => dot(&a[at..][..b.len()], b),
-        StoredRef::Bf16(a) => a[at..].iter().zip(b).map(|(x, y)| widen(*x) * y).sum(),
+        StoredRef::Bf16(a) => dot(&a[at..][..b.len()], b),
         StoredRef::U32(_) => unreachable!("results are no indices"),
     }
 }
 
 #[inline(always)]
-pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    a.iter().zip(b).map(|(x, y)| x * y).sum()
+pub(super) fn dot<T: StoredNumber>(a: &[T], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(x, y)| x.wide() * y).sum()
 }

@@ -1,9 +1,7 @@
 //! What one attention call works on: sizes, masks and positions, and where the heads of its matrices lie.
 
-use half::bf16;
-
 use crate::cpu::rows::prefetch_run;
-use crate::cpu::stored::{StoredRef, widen};
+use crate::cpu::stored::{StoredNumber, StoredRef};
 
 /// Which two of the numbers that turn with positions turn together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -147,52 +145,38 @@ const AHEAD: usize = 4;
 
 /// One head's columns of one batch row as `[seq, head_dim]`, rotated by position if they are queries or keys.
 #[inline(always)]
-pub(super) fn load(call: &AttentionCall, lines: HeadLines, from: StoredRef, (row, head): (usize, usize)) -> Vec<f32> {
+pub(super) fn load(call: &AttentionCall, lines: HeadLines, from: StoredRef, place: (usize, usize)) -> Vec<f32> {
     match from {
-        StoredRef::F32(from) => load_from(
-            call,
-            lines,
-            from,
-            (row, head),
-            #[inline(always)]
-            |x: f32| x,
-        ),
-        StoredRef::Bf16(from) => load_from(
-            call,
-            lines,
-            from,
-            (row, head),
-            #[inline(always)]
-            |x: bf16| widen(x),
-        ),
+        StoredRef::F32(from) => load_from(call, lines, from, place),
+        StoredRef::Bf16(from) => load_from(call, lines, from, place),
         StoredRef::U32(_) => unreachable!("heads are no indices"),
     }
 }
 
 #[inline(always)]
-fn load_from<T: Copy>(
+fn load_from<T: StoredNumber>(
     call: &AttentionCall,
     lines: HeadLines,
     from: &[T],
     (row, head): (usize, usize),
-    wide: impl Fn(T) -> f32,
 ) -> Vec<f32> {
     let (d, column) = (lines.dim, lines.column + head * lines.dim);
-    let (mut to, mut still) = (vec![0.0; lines.seq * d], vec![0.0; d]);
+    let mut to = vec![0.0; lines.seq * d];
     for (t, line) in to.chunks_exact_mut(d).enumerate() {
         let token = row * lines.seq + t;
         let from = &from[token * lines.width + column..][..d];
         prefetch_run(from.as_ptr().wrapping_add(AHEAD * lines.width).cast(), d * size_of::<T>() / size_of::<f32>());
-        let copy = |to: &mut [f32]| to.iter_mut().zip(from).for_each(|(to, from)| *to = wide(*from));
         match lines.rotates {
-            true => {
-                copy(&mut still);
-                turn(line, &still, call.rotary, token, &call.shape, 1.0);
-            }
-            false => copy(line),
+            true => turn(line, from, call.rotary, token, &call.shape, 1.0),
+            false => widen_line(line, from),
         }
     }
     to
+}
+
+#[inline(always)]
+fn widen_line<T: StoredNumber>(to: &mut [f32], from: &[T]) {
+    to.iter_mut().zip(from).for_each(|(to, from)| *to = from.wide());
 }
 
 /// The adjoint of [`load`].
@@ -213,9 +197,16 @@ pub(super) fn store(call: &AttentionCall, lines: HeadLines, to: Shared, (row, he
 
 /// Turns the last `rotary_dim` numbers of a head by the angles of token `t`, or back with `sign` -1; the others stay.
 #[inline(always)]
-pub(crate) fn turn(to: &mut [f32], from: &[f32], [cos, sin]: [&[f32]; 2], t: usize, shape: &AttentionSizes, sign: f32) {
+pub(crate) fn turn<T: StoredNumber>(
+    to: &mut [f32],
+    from: &[T],
+    [cos, sin]: [&[f32]; 2],
+    t: usize,
+    shape: &AttentionSizes,
+    sign: f32,
+) {
     let (half, still) = (shape.rotary_dim / 2, from.len() - shape.rotary_dim);
-    to[..still].copy_from_slice(&from[..still]);
+    widen_line(&mut to[..still], &from[..still]);
     let (to, from) = (&mut to[still..], &from[still..]);
     let angles = [cos, sin].map(|table| &table[t * half..][..half]);
     match shape.pairs {
@@ -226,24 +217,25 @@ pub(crate) fn turn(to: &mut [f32], from: &[f32], [cos, sin]: [&[f32]; 2], t: usi
 
 /// The pairs (x[i], x[i + d/2]).
 #[inline(always)]
-fn turn_halves(to: &mut [f32], from: &[f32], [cos, sin]: [&[f32]; 2], sign: f32) {
+fn turn_halves<T: StoredNumber>(to: &mut [f32], from: &[T], [cos, sin]: [&[f32]; 2], sign: f32) {
     let half = from.len() / 2;
     let ((low, high), (x, y)) = (to.split_at_mut(half), from.split_at(half));
     // Slices of one length: the loop then needs no checks and becomes vector code.
     let (high, y, cos, sin) = (&mut high[..half], &y[..half], &cos[..half], &sin[..half]);
     for i in 0..half {
         let s = sin[i] * sign;
-        low[i] = x[i] * cos[i] - y[i] * s;
-        high[i] = y[i] * cos[i] + x[i] * s;
+        let (x, y) = (x[i].wide(), y[i].wide());
+        low[i] = x * cos[i] - y * s;
+        high[i] = y * cos[i] + x * s;
     }
 }
 
 /// The pairs (x[2 i], x[2 i + 1]).
 #[inline(always)]
-fn turn_neighbours(to: &mut [f32], from: &[f32], [cos, sin]: [&[f32]; 2], sign: f32) {
+fn turn_neighbours<T: StoredNumber>(to: &mut [f32], from: &[T], [cos, sin]: [&[f32]; 2], sign: f32) {
     let pairs = to.as_chunks_mut().0.iter_mut().zip(from.as_chunks().0);
     for (([low, high], [x, y]), (cos, sin)) in pairs.zip(cos.iter().zip(sin)) {
-        let s = sin * sign;
+        let (s, x, y) = (sin * sign, x.wide(), y.wide());
         *low = x * cos - y * s;
         *high = y * cos + x * s;
     }

@@ -1,6 +1,6 @@
 //! The inverse of a norm, row by row.
 
-use super::rows::{dot, for_rows, sum_over_rows};
+use super::rows::{dot, for_rows, squares_about, sum, sum_over_rows};
 use crate::device::Device;
 use crate::ops::NormMoments;
 
@@ -18,11 +18,11 @@ pub(crate) fn row_moments(device: &Device, out: &mut [f32], x: &[f32], width: us
             for (i, moments) in run.chunks_exact_mut(2).enumerate() {
                 let x = &x[(first + i) * width..][..width];
                 let mean = match kind {
-                    NormMoments::Centred => x.iter().sum::<f32>() / width as f32,
+                    NormMoments::Centred => sum(x) / width as f32,
                     NormMoments::Plain => 0.0,
                 };
                 let squares = match kind {
-                    NormMoments::Centred => x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>(),
+                    NormMoments::Centred => squares_about(x, mean),
                     NormMoments::Plain => dot(x, x),
                 };
                 moments[0] = mean;

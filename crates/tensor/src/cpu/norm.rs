@@ -1,6 +1,6 @@
 //! RMS norm and layer norm, row by row.
 
-use super::rows::{dot, for_rows, for_rows2, sum_over_rows};
+use super::rows::{dot, for_rows, for_rows2, squares_about, sum, sum_over_rows};
 use crate::device::Device;
 
 /// Least rows a thread takes.
@@ -207,8 +207,8 @@ pub(crate) fn layer_norm(
         |first, run, moments| {
             for (i, line) in run.chunks_exact_mut(width).enumerate() {
                 let x = &x[(first + i) * width..][..width];
-                let mean = x.iter().sum::<f32>() / width as f32;
-                let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / width as f32;
+                let mean = sum(x) / width as f32;
+                let variance = squares_about(x, mean) / width as f32;
                 let r = 1.0 / (variance + eps).sqrt();
                 (moments[2 * i], moments[2 * i + 1]) = (mean, r);
                 for (((o, x), w), b) in line.iter_mut().zip(x).zip(w).zip(b) {

@@ -138,6 +138,28 @@ pub(crate) fn dot(x: &[f32], y: &[f32]) -> f32 {
     sum
 }
 
+/// The sum of x, likewise.
+#[inline(always)]
+pub(crate) fn sum(x: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 16];
+    let (chunks, rest) = x.as_chunks::<16>();
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane += x);
+    }
+    rest.iter().sum::<f32>() + lanes.iter().sum::<f32>()
+}
+
+/// The sum of `(x - mean)^2`, likewise.
+#[inline(always)]
+pub(crate) fn squares_about(x: &[f32], mean: f32) -> f32 {
+    let mut lanes = [0.0f32; 16];
+    let (chunks, rest) = x.as_chunks::<16>();
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane = (x - mean).mul_add(x - mean, *lane));
+    }
+    rest.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() + lanes.iter().sum::<f32>()
+}
+
 /// `out = f(x)` element by element; `accumulate` adds instead.
 pub(crate) fn map(device: &Device, out: &mut [f32], x: &[f32], accumulate: bool, f: impl Fn(f32) -> f32 + Sync + Copy) {
     zip(

@@ -40,11 +40,24 @@ pub(crate) fn softmax_back(device: &Device, dx: &mut [f32], y: &[f32], g: &[f32]
     );
 }
 
-pub(crate) fn log_sum_exp(_: &Device, lse: &mut [f32], x: &[f32], width: usize) {
-    for (lse, x) in lse.iter_mut().zip(x.chunks_exact(width)) {
-        let top = x.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
-        *lse = top + x.iter().map(|x| exp(x - top)).sum::<f32>().ln();
-    }
+pub(crate) fn log_sum_exp(device: &Device, lse: &mut [f32], x: &[f32], width: usize) {
+    for_rows(
+        device,
+        lse,
+        1,
+        64,
+        #[inline(always)]
+        |first, run| {
+            for (lse, x) in run.iter_mut().zip(x[first * width..].chunks_exact(width)) {
+                let top = x.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+                let mut sum = 0.0;
+                for x in x {
+                    sum += exp(x - top);
+                }
+                *lse = top + sum.ln();
+            }
+        },
+    );
 }
 
 pub(crate) fn weighted_squares(_: &Device, out: &mut [f32], lse: &[f32], weights: &[f32]) {
