@@ -81,7 +81,9 @@ fn by_key(json: &str, key: &str) -> Value {
 #[test]
 fn a_backend_that_is_not_here_is_refused_before_anything_is_done() {
     let shop = Workshop::new();
-    shop.fails("train tiny.toml --backend cuda", 2, &["parallel.backend = \"cuda\"", "no CUDA engine", "\"cpu\""]);
+    if shop.succeeds("devices").out.contains("cuda       missing") {
+        shop.fails("train tiny.toml --backend cuda", 2, &["parallel.backend = \"cuda\"", "is not to be found"]);
+    }
     shop.fails("train tiny.toml --backend gpu", 2, &["parallel.backend", "\"cpu\", \"simulated\", \"cuda\""]);
     let lost = shop.command("train tiny.toml --backend simulated").env("PATH", "/nonexistent").output().unwrap();
     let told = String::from_utf8(lost.stderr).unwrap();
@@ -94,5 +96,6 @@ fn a_backend_that_is_not_here_is_refused_before_anything_is_done() {
 fn devices_are_listed_with_what_they_lack() {
     let told = Workshop::new().succeeds("devices").out;
     let lines: Vec<Vec<&str>> = told.lines().map(|line| line.split_whitespace().take(2).collect()).collect();
-    assert_eq!(lines, [["cpu", "ready"], ["simulated", "ready"], ["cuda", "missing"]], "{told}");
+    assert_eq!(lines, [["cpu", "ready"], ["simulated", "ready"], ["cuda", lines[2][1]]], "{told}");
+    assert!(["ready", "missing"].contains(&lines[2][1]), "{told}");
 }

@@ -80,7 +80,7 @@ fn fingerprint(maker: impl Hash, sources: &[KernelSource]) -> u64 {
     hasher.finish()
 }
 
-fn write_sources(folder: &Path, sources: &[KernelSource]) -> io::Result<()> {
+pub(super) fn write_sources(folder: &Path, sources: &[KernelSource]) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     HEADERS.iter().try_for_each(|(name, text)| fs::write(folder.join(name), text))?;
     sources.iter().try_for_each(|source| fs::write(folder.join(format!("{}.cu", source.module)), &source.text))

@@ -297,3 +297,25 @@ fn blas_type(of: &DeviceMatrix) -> blas_sys::cudaDataType {
         _ => blas_sys::cudaDataType_t::CUDA_R_32F,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::compile::write_sources;
+    use crate::gpu::sources;
+
+    /// By the options that a run compiles with, for the oldest architecture and for Hopper's.
+    #[test]
+    #[ignore = "needs NVRTC's library, and takes a while"]
+    fn kernels_compile_by_nvrtc() {
+        let (sources, folder) = (sources::all(), std::env::temp_dir().join(format!("kernels-{}", std::process::id())));
+        write_sources(&folder, &sources).unwrap();
+        for architecture in ["--gpu-architecture=compute_80", "--gpu-architecture=compute_90"] {
+            for source in &sources {
+                let ptx = compile(&folder, source, architecture).unwrap_or_else(|error| panic!("{error}")).to_src();
+                assert!(ptx.contains(".visible .entry"), "{} has no kernel", source.module);
+            }
+        }
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
