@@ -51,7 +51,8 @@ pub(super) fn run(arguments: GenerateArgs) -> Result<(), CommandFailure> {
             let logits = model.next_logits(&rank.device, &tokens[seen..], &mut caches, &context)?;
             seen = tokens.len();
             // A model may have more entries than its tokenizer; those say nothing.
-            let logits = &logits.part_to_vec(0..tokenizer.vocab());
+            let logits = logits.elements(0..tokenizer.vocab());
+            let logits = logits.f32s();
             if !logits.iter().all(|logit| logit.is_finite()) {
                 return Err(Error::Scores { token: tokens.len() });
             }

@@ -146,7 +146,7 @@ impl<'a> Translator<'a> {
         search(&options, first, &mut |tokens, parents| {
             caches = parents.iter().map(|&parent| caches[parent].clone()).collect();
             let logits = self.next_logits(tokens, &encoded, &mut caches)?;
-            Ok(logits.to_vec().chunks_exact(sizes.vocab).map(masked).collect())
+            Ok(logits.elements(0..logits.len()).f32s().chunks_exact(sizes.vocab).map(masked).collect())
         })
     }
 }

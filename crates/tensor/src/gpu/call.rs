@@ -15,12 +15,12 @@ pub(crate) struct Launch {
     pub(super) module: &'static str,
     pub(super) name: &'static str,
     parameters: Vec<CValue>,
-    operands: Vec<Operand>,
+    operands: Vec<LaunchOperand>,
 }
 
 /// Memory that a kernel uses.
 #[derive(Debug)]
-pub(super) struct Operand {
+pub(super) struct LaunchOperand {
     pub(super) address: u64,
     pub(super) used: Use,
     /// Bytes that the kernel may touch, from the first on, and bytes that there are.
@@ -28,9 +28,9 @@ pub(super) struct Operand {
     pub(super) capacity: usize,
 }
 
-impl Operand {
-    fn of(memory: &DeviceMemory, used: Use, bytes: usize) -> Operand {
-        Operand { address: memory.address(), used, bytes, capacity: memory.bytes() }
+impl LaunchOperand {
+    fn of(memory: &DeviceMemory, used: Use, bytes: usize) -> LaunchOperand {
+        LaunchOperand { address: memory.address(), used, bytes, capacity: memory.bytes() }
     }
 }
 
@@ -40,7 +40,7 @@ impl Launch {
         self.parameters.iter().map(CValue::pointer).collect()
     }
 
-    pub(super) fn operands(&self) -> &[Operand] {
+    pub(super) fn operands(&self) -> &[LaunchOperand] {
         &self.operands
     }
 }
@@ -81,7 +81,7 @@ impl<'a> Call<'a> {
         if kind == OperandKind::Any {
             value.u32(dtype as u32);
         }
-        self.launch.operands.push(Operand::of(memory, used, tensor.len() * dtype.bytes()));
+        self.launch.operands.push(LaunchOperand::of(memory, used, tensor.len() * dtype.bytes()));
         self.argument(value);
     }
 
@@ -94,7 +94,7 @@ impl<'a> Call<'a> {
         let bytes = CValue::list(elements);
         let memory = self.device.take_memory(self.gpu, bytes.len());
         memory.write(0, &bytes);
-        self.launch.operands.push(Operand::of(&memory, Use::Read, bytes.len()));
+        self.launch.operands.push(LaunchOperand::of(&memory, Use::Read, bytes.len()));
         let address = memory.address();
         self.lists.push(memory);
         [address, elements.len() as u64]
