@@ -898,7 +898,7 @@ fn fenced(text: &str) -> Vec<[String; 3]> {
     found
 }
 
-/// Rust on the page is a documentation test, or stands so in the file that the line above it names.
+/// Code on the page is a documentation test, or stands so in the file that the line above it names.
 #[test]
 fn quotations_are_of_their_files() {
     let text = read(EXTENDING);
@@ -907,7 +907,7 @@ fn quotations_are_of_their_files() {
         match words.as_str() {
             "rust" => compiled += 1,
             "text" => {}
-            "rust,ignore" => {
+            "rust,ignore" | "cuda" => {
                 quoted += 1;
                 let path = links(&above).first().and_then(|link| link.strip_prefix("../").map(str::to_owned));
                 let Some(path) = path.filter(|path| root().join(path).is_file()) else {

@@ -14,7 +14,7 @@ use crate::cpu::stored::{Stored, StoredRef};
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::elements::Elements;
-use crate::gpu::{Block, DeviceMemory};
+use crate::gpu::{DeviceElements, DeviceMemory};
 use crate::index::Index;
 use crate::kernels;
 use crate::storage::Allocation;
@@ -168,8 +168,8 @@ impl Tensor {
 
     /// Its elements in an accelerator's memory.
     #[track_caller]
-    pub(crate) fn block(&self) -> Block {
-        Block::new(self.memory(), self.dtype(), self.len())
+    pub(crate) fn block(&self) -> DeviceElements {
+        DeviceElements::new(self.memory(), self.dtype(), self.len())
     }
 
     /// The elements of an f32 tensor in host memory.

@@ -16,12 +16,12 @@ pub(crate) struct Launch {
     pub(super) module: &'static str,
     pub(super) name: &'static str,
     parameters: Vec<CValue>,
-    operands: Vec<Operand>,
+    operands: Vec<LaunchOperand>,
 }
 
 /// Memory that a kernel uses.
 #[derive(Debug)]
-pub(super) struct Operand {
+pub(super) struct LaunchOperand {
     pub(super) address: u64,
     pub(super) used: Use,
     /// Bytes that the kernel may touch, from the first on, and bytes that there are.
@@ -35,14 +35,14 @@ impl Launch {
         self.parameters.iter().map(CValue::pointer).collect()
     }
 
-    pub(super) fn operands(&self) -> &[Operand] {
+    pub(super) fn operands(&self) -> &[LaunchOperand] {
         &self.operands
     }
 }
 
 /// Elements in an accelerator's memory, from its address on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Block {
+pub(crate) struct DeviceElements {
     address: u64,
     dtype: Dtype,
     len: usize,
@@ -50,9 +50,9 @@ pub(crate) struct Block {
     capacity: usize,
 }
 
-impl Block {
-    pub(crate) fn new(memory: &DeviceMemory, dtype: Dtype, len: usize) -> Block {
-        Block { address: memory.address(), dtype, len, capacity: memory.bytes() }
+impl DeviceElements {
+    pub(crate) fn new(memory: &DeviceMemory, dtype: Dtype, len: usize) -> DeviceElements {
+        DeviceElements { address: memory.address(), dtype, len, capacity: memory.bytes() }
     }
 
     pub(super) fn address(self) -> u64 {
@@ -95,17 +95,22 @@ impl<'a> Call<'a> {
     }
 
     #[track_caller]
-    pub(super) fn write(&mut self, block: Block, kind: OperandKind) {
+    pub(super) fn write(&mut self, block: DeviceElements, kind: OperandKind) {
         self.operand(block, kind, Use::Write);
     }
 
     #[track_caller]
-    pub(super) fn read(&mut self, block: Block, kind: OperandKind) {
+    pub(super) fn read(&mut self, block: DeviceElements, kind: OperandKind) {
         self.operand(block, kind, Use::Read);
     }
 
     #[track_caller]
-    fn operand(&mut self, Block { address, dtype, len, capacity }: Block, kind: OperandKind, used: Use) {
+    fn operand(
+        &mut self,
+        DeviceElements { address, dtype, len, capacity }: DeviceElements,
+        kind: OperandKind,
+        used: Use,
+    ) {
         assert!(kind.takes(dtype), "{}: elements of {dtype:?} as {kind:?}", self.launch.name);
         let mut value = CValue::default();
         value.u64(address);
@@ -113,7 +118,7 @@ impl<'a> Call<'a> {
         if kind == OperandKind::Any {
             value.u32(dtype as u32);
         }
-        self.launch.operands.push(Operand { address, used, bytes: len * dtype.bytes(), capacity });
+        self.launch.operands.push(LaunchOperand { address, used, bytes: len * dtype.bytes(), capacity });
         self.argument(value);
     }
 
@@ -127,7 +132,7 @@ impl<'a> Call<'a> {
         let memory = self.device.take_memory(self.gpu, bytes.len());
         memory.write(0, &bytes);
         let (address, capacity) = (memory.address(), memory.bytes());
-        self.launch.operands.push(Operand { address, used: Use::Read, bytes: bytes.len(), capacity });
+        self.launch.operands.push(LaunchOperand { address, used: Use::Read, bytes: bytes.len(), capacity });
         self.lists.push(memory);
         [address, elements.len() as u64]
     }

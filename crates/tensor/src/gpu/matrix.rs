@@ -1,11 +1,11 @@
 //! Matrices in an accelerator's memory, and what an engine does with them.
 
-use super::call::Block;
+use super::call::DeviceElements;
 
 /// Some rows of elements that lie one after the other, possibly read as their transpose.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceMatrix {
-    pub(crate) block: Block,
+    pub(crate) block: DeviceElements,
     /// Elements of the block before the first row.
     pub(crate) first: usize,
     /// As they are stored.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Accelerator, Block, DeviceStream, Gpu};
+use super::{Accelerator, DeviceElements, DeviceStream, Gpu};
 use crate::device::Device;
 use crate::dtype::Dtype;
 
@@ -65,17 +65,17 @@ pub(super) struct Temporary<'a> {
     device: &'a Device,
     /// There until the drop.
     memory: Option<DeviceMemory>,
-    block: Block,
+    block: DeviceElements,
 }
 
 impl<'a> Temporary<'a> {
     /// Room for so many elements.
     pub(super) fn new(gpu: &Gpu, device: &'a Device, dtype: Dtype, len: usize) -> Temporary<'a> {
         let memory = device.take_memory(gpu, len * dtype.bytes());
-        Temporary { device, block: Block::new(&memory, dtype, len), memory: Some(memory) }
+        Temporary { device, block: DeviceElements::new(&memory, dtype, len), memory: Some(memory) }
     }
 
-    pub(super) fn block(&self) -> Block {
+    pub(super) fn block(&self) -> DeviceElements {
         self.block
     }
 }

@@ -30,7 +30,7 @@ mod twin;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-pub(crate) use call::{Block, Call};
+pub(crate) use call::{Call, DeviceElements};
 pub use compile::{Compiler, find_compiler};
 pub use error::EngineError;
 pub(crate) use matrix::{DeviceMatrix, DeviceProduct};

@@ -4,7 +4,7 @@
 //! An engine multiplies two matrices of one type. Where one factor is bf16, the other is rounded first, as the CPU does
 //! while it packs; counts of rows by expert are on the host, so experts are a loop.
 
-use super::call::{Block, Call};
+use super::call::{Call, DeviceElements};
 use super::memory::Temporary;
 use super::{DeviceMatrix, DeviceProduct, Gpu, KernelArgument, OperandKind};
 use crate::cpu::grouped_swiglu::Widths;
@@ -14,12 +14,12 @@ use crate::dtype::Dtype;
 use crate::tensor::Tensor;
 
 /// Elements as a matrix of all their rows.
-fn matrix(block: Block, cols: usize) -> DeviceMatrix {
+fn matrix(block: DeviceElements, cols: usize) -> DeviceMatrix {
     let rows = block.len().checked_div(cols).unwrap_or(0);
     DeviceMatrix { block, first: 0, rows, cols, transposed: false }
 }
 
-fn of_rows(block: Block, of: &Matrix) -> DeviceMatrix {
+fn of_rows(block: DeviceElements, of: &Matrix) -> DeviceMatrix {
     let first = of.rows.start * of.cols;
     DeviceMatrix { block, first, rows: of.rows.len(), cols: of.cols, transposed: of.transposed }
 }
@@ -30,7 +30,13 @@ fn type_of(a: Dtype, b: Dtype) -> Dtype {
 }
 
 /// Elements `range` of `from` over all of `to`, in its type.
-fn convert(gpu: &Gpu, device: &Device, to: (Block, usize), from: Block, range: std::ops::Range<usize>) {
+fn convert(
+    gpu: &Gpu,
+    device: &Device,
+    to: (DeviceElements, usize),
+    from: DeviceElements,
+    range: std::ops::Range<usize>,
+) {
     let mut call = Call::new(gpu, device, "stored", "convert");
     call.write(to.0, OperandKind::Any);
     call.read(from, OperandKind::Any);
@@ -112,8 +118,8 @@ pub(crate) fn grouped_multiply(
 fn multiply_by_expert(
     gpu: &Gpu,
     device: &Device,
-    y: Block,
-    [x, w]: [Block; 2],
+    y: DeviceElements,
+    [x, w]: [DeviceElements; 2],
     counts: &[usize],
     ([w_rows, w_cols], by_transpose): ([usize; 2], bool),
     accumulate: bool,

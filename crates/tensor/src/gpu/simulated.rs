@@ -11,7 +11,7 @@ use std::{ptr, slice};
 
 use libloading::Library;
 
-use super::call::{Launch, Operand};
+use super::call::{Launch, LaunchOperand};
 use super::compile;
 use super::error::EngineError;
 use super::order::{DeviceStream, Use, UseOrder};
@@ -113,7 +113,7 @@ impl Accelerator for Simulated {
         // SAFETY: the parameters are those of the kernel, which a test compares with the table of kernels; operands are
         // alive and, where they are written, nobody else's while `launch` borrows them.
         unsafe { kernel(parameters.as_ptr(), BLOCKS, THREADS) };
-        for Operand { address, bytes, capacity, .. } in launch.operands() {
+        for LaunchOperand { address, bytes, capacity, .. } in launch.operands() {
             let margin = (capacity - bytes).min(MARGIN);
             // SAFETY: the operand's memory is as large as its capacity and was filled when it was handed out.
             let behind = unsafe { slice::from_raw_parts(pointer(*address).add(*bytes), margin) };

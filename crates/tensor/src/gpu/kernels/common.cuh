@@ -51,7 +51,7 @@ constexpr u32 MAX_THREADS = 256;
 // Place or index of what is nowhere.
 constexpr u32 NOWHERE = 0xffffffffu;
 
-// --- operands ---------------------------------------------------------------------------------------------------------
+// --- operands --------------------------------------------------------------------------------------------------------
 
 // Elements of one type: `f32` and `u32` in the table of kernels.
 template <class T> struct Span {
@@ -99,7 +99,7 @@ DEVICE void set_or_add(Any to, u64 i, float x, u32 accumulate) {
     store(to, i, accumulate ? load(to, i) + x : x);
 }
 
-// --- arguments: the fields of the Rust types of these names, in their order ----------------------------------------------
+// --- arguments: the fields of the Rust types of these names, in their order ------------------------------------------
 
 struct Range {
     u64 start, end;
@@ -141,7 +141,7 @@ struct RowGroup {
 };
 // `&RowIds` is a Span<const Range> of its runs, `&[usize]` a Span<const u64>, `&[RowGroup]` a Span<const RowGroup>.
 
-// --- draws ------------------------------------------------------------------------------------------------------------
+// --- draws -----------------------------------------------------------------------------------------------------------
 
 struct Draws {
     u32 key[2], stream[2];
@@ -166,7 +166,7 @@ DEVICE float draw_uniform(Draws draws, u64 index) {
     return (float)(draw_bits(draws, index) >> 8) * (1.0f / 16777216.0f);
 }
 
-// --- reductions over a block's threads ----------------------------------------------------------------------------------
+// --- reductions over a block's threads -------------------------------------------------------------------------------
 
 DEVICE float infinity() { return float_of(0x7f800000u); }
 template <class T> DEVICE T least(T a, T b) { return b < a ? b : a; }
