@@ -4,6 +4,8 @@
 //! An engine multiplies two matrices of one type. Where one factor is bf16, the other is rounded first, as the CPU does
 //! while it packs; counts of rows by expert are on the host, so experts are a loop.
 
+#![allow(clippy::too_many_arguments, reason = "a function has the operands and arguments of its line of the table")]
+
 use super::call::{Call, DeviceElements};
 use super::memory::Temporary;
 use super::{DeviceMatrix, DeviceProduct, Gpu, KernelArgument, OperandKind};
