@@ -172,8 +172,8 @@ DEVICE float infinity() { return float_of(0x7f800000u); }
 template <class T> DEVICE T least(T a, T b) { return b < a ? b : a; }
 template <class T> DEVICE T most(T a, T b) { return a < b ? b : a; }
 
-// The sum of `values`, shared memory with an element of each thread, which it overwrites. In a tree: the order of additions
-// is fixed by the number of threads.
+// The sum of `values`, shared memory with an element of each thread, which it overwrites. In a tree: the order of
+// additions is fixed by the number of threads.
 template <class T> DEVICE T block_sum(T* values) {
     for (u32 half = threads() / 2; half > 0; half /= 2) {
         THREADS {
