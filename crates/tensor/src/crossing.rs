@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::cpu::stored::{self, StoredRef};
+use crate::cpu::stored::{self, Stored, StoredRef};
 use crate::device::{Device, Engine};
 use crate::dtype::Dtype;
 use crate::elements::{Elements, ElementsMut, HostElements};
@@ -53,43 +53,35 @@ impl Tensor {
     /// Writes elements of the host over those from `first` on, converted to what is stored.
     #[track_caller]
     pub(crate) fn store(&mut self, first: usize, values: StoredRef) {
-        let device = self.device().clone();
-        let all = 0..values.len();
+        let (device, all) = (self.device().clone(), 0..values.len());
         match device.engine() {
-            Engine::Host => stored::convert(&device, self.stored(), values, first, all),
             Engine::Accelerator(_) if self.dtype() == values.dtype() => self.write(first, values),
-            Engine::Accelerator(_) => {
-                let mut converted = Elements::zeros(self.dtype(), values.len());
-                stored::convert(&device, converted.stored(), values, 0, all);
-                self.write(first, converted.stored_ref());
+            _ => {
+                self.write_stored(first..first + values.len(), |to| stored::convert(&device, to, values, 0, all));
             }
-            Engine::Sizes(_) => {}
         }
     }
 
     /// Sets element `i` to `f(i)`, rounded to what is stored. Where there are no elements `f` is not called.
     pub fn write_from_fn(&mut self, mut f: impl FnMut(usize) -> f32) {
-        match self.device().engine() {
-            Engine::Host => self.stored().write_from_fn(&mut f),
-            Engine::Accelerator(_) => {
-                let mut elements = Elements::zeros(self.dtype(), self.len());
-                elements.stored().write_from_fn(&mut f);
-                self.write(0, elements.stored_ref());
-            }
-            Engine::Sizes(_) => {}
-        }
+        self.write_stored(0..self.len(), |mut to| to.write_from_fn(&mut f));
     }
 
     /// Lets `f` write all of elements `range`, in host memory: those of the tensor, or what is copied there. Where there are
     /// no elements `f` is not called.
     #[track_caller]
     pub fn write_elements<R>(&mut self, range: Range<usize>, f: impl FnOnce(ElementsMut<'_>) -> R) -> Option<R> {
+        self.write_stored(range, |to| f(to.into()))
+    }
+
+    #[track_caller]
+    fn write_stored<R>(&mut self, range: Range<usize>, f: impl FnOnce(Stored<'_>) -> R) -> Option<R> {
         let device = self.device().clone();
         match device.engine() {
-            Engine::Host => Some(f(self.stored().part(range).into())),
+            Engine::Host => Some(f(self.stored().part(range))),
             Engine::Accelerator(_) => {
                 let mut elements = Elements::zeros(self.dtype(), range.len());
-                let result = f(elements.stored().into());
+                let result = f(elements.stored());
                 self.write(range.start, elements.stored_ref());
                 Some(result)
             }

@@ -168,7 +168,7 @@ impl Tensor {
 
     /// Its elements in an accelerator's memory.
     #[track_caller]
-    pub(crate) fn block(&self) -> DeviceElements {
+    pub(crate) fn device_elements(&self) -> DeviceElements {
         DeviceElements::new(self.memory(), self.dtype(), self.len())
     }
 

@@ -86,22 +86,22 @@ impl<'a> Call<'a> {
     #[track_caller]
     pub(crate) fn output(&mut self, tensor: &mut Tensor, kind: OperandKind) {
         tensor.assert_unique();
-        self.write(tensor.block(), kind);
+        self.write(tensor.device_elements(), kind);
     }
 
     #[track_caller]
     pub(crate) fn input(&mut self, tensor: &Tensor, kind: OperandKind) {
-        self.read(tensor.block(), kind);
+        self.read(tensor.device_elements(), kind);
     }
 
     #[track_caller]
-    pub(super) fn write(&mut self, block: DeviceElements, kind: OperandKind) {
-        self.operand(block, kind, Use::Write);
+    pub(super) fn write(&mut self, elements: DeviceElements, kind: OperandKind) {
+        self.operand(elements, kind, Use::Write);
     }
 
     #[track_caller]
-    pub(super) fn read(&mut self, block: DeviceElements, kind: OperandKind) {
-        self.operand(block, kind, Use::Read);
+    pub(super) fn read(&mut self, elements: DeviceElements, kind: OperandKind) {
+        self.operand(elements, kind, Use::Read);
     }
 
     #[track_caller]

@@ -292,7 +292,7 @@ fn operation(of: &DeviceMatrix) -> blas_sys::cublasOperation_t {
 }
 
 fn blas_type(of: &DeviceMatrix) -> blas_sys::cudaDataType {
-    match of.block.dtype() {
+    match of.elements.dtype() {
         Dtype::Bf16 => blas_sys::cudaDataType_t::CUDA_R_16BF,
         _ => blas_sys::cudaDataType_t::CUDA_R_32F,
     }

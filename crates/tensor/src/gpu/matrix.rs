@@ -5,8 +5,8 @@ use super::call::DeviceElements;
 /// Some rows of elements that lie one after the other, possibly read as their transpose.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceMatrix {
-    pub(crate) block: DeviceElements,
-    /// Elements of the block before the first row.
+    pub(crate) elements: DeviceElements,
+    /// How many of them are before the first row.
     pub(crate) first: usize,
     /// As they are stored.
     pub(crate) rows: usize,
@@ -29,7 +29,7 @@ impl DeviceMatrix {
 
     /// The address of the first element.
     pub(super) fn address(&self) -> u64 {
-        self.block.address() + (self.first * self.block.dtype().bytes()) as u64
+        self.elements.address() + (self.first * self.elements.dtype().bytes()) as u64
     }
 }
 
@@ -51,9 +51,9 @@ impl DeviceProduct {
     pub(super) fn dims(&self) -> [usize; 3] {
         let ([rows, inner], [of_b, cols]) = (self.a.dims(), self.b.dims());
         assert!(inner == of_b && self.c.dims() == [rows, cols], "{self:?}");
-        let [c, a, b] = [self.c, self.a, self.b].map(|of| of.block.dtype());
+        let [c, a, b] = [self.c, self.a, self.b].map(|of| of.elements.dtype());
         assert!(a == b && (c == a || c == crate::dtype::Dtype::F32), "{self:?}");
-        let fits = |of: &DeviceMatrix| of.first + of.rows * of.cols <= of.block.len();
+        let fits = |of: &DeviceMatrix| of.first + of.rows * of.cols <= of.elements.len();
         assert!([&self.c, &self.a, &self.b].into_iter().all(fits), "{self:?}");
         [rows, inner, cols]
     }

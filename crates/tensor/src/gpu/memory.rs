@@ -65,18 +65,18 @@ pub(super) struct Temporary<'a> {
     device: &'a Device,
     /// There until the drop.
     memory: Option<DeviceMemory>,
-    block: DeviceElements,
+    elements: DeviceElements,
 }
 
 impl<'a> Temporary<'a> {
     /// Room for so many elements.
     pub(super) fn new(gpu: &Gpu, device: &'a Device, dtype: Dtype, len: usize) -> Temporary<'a> {
         let memory = device.take_memory(gpu, len * dtype.bytes());
-        Temporary { device, block: DeviceElements::new(&memory, dtype, len), memory: Some(memory) }
+        Temporary { device, elements: DeviceElements::new(&memory, dtype, len), memory: Some(memory) }
     }
 
-    pub(super) fn block(&self) -> DeviceElements {
-        self.block
+    pub(super) fn device_elements(&self) -> DeviceElements {
+        self.elements
     }
 }
 

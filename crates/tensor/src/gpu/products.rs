@@ -16,14 +16,14 @@ use crate::dtype::Dtype;
 use crate::tensor::Tensor;
 
 /// Elements as a matrix of all their rows.
-fn matrix(block: DeviceElements, cols: usize) -> DeviceMatrix {
-    let rows = block.len().checked_div(cols).unwrap_or(0);
-    DeviceMatrix { block, first: 0, rows, cols, transposed: false }
+fn matrix(elements: DeviceElements, cols: usize) -> DeviceMatrix {
+    let rows = elements.len().checked_div(cols).unwrap_or(0);
+    DeviceMatrix { elements, first: 0, rows, cols, transposed: false }
 }
 
-fn of_rows(block: DeviceElements, of: &Matrix) -> DeviceMatrix {
+fn of_rows(elements: DeviceElements, of: &Matrix) -> DeviceMatrix {
     let first = of.rows.start * of.cols;
-    DeviceMatrix { block, first, rows: of.rows.len(), cols: of.cols, transposed: of.transposed }
+    DeviceMatrix { elements, first, rows: of.rows.len(), cols: of.cols, transposed: of.transposed }
 }
 
 /// What a product of these two multiplies.
@@ -54,36 +54,36 @@ fn factor<'a>(
     from: DeviceMatrix,
     dtype: Dtype,
 ) -> (DeviceMatrix, Option<Temporary<'a>>) {
-    if from.block.dtype() == dtype {
+    if from.elements.dtype() == dtype {
         return (from, None);
     }
     let len = from.rows * from.cols;
     let copy = Temporary::new(gpu, device, dtype, len);
-    convert(gpu, device, (copy.block(), 0), from.block, from.first..from.first + len);
-    (DeviceMatrix { block: copy.block(), first: 0, ..from }, Some(copy))
+    convert(gpu, device, (copy.device_elements(), 0), from.elements, from.first..from.first + len);
+    (DeviceMatrix { elements: copy.device_elements(), first: 0, ..from }, Some(copy))
 }
 
 /// Calls `f` with memory for a result whose factors are of `dtype`: an engine sums f32 in f32 alone, so that results in bf16
 /// go through a copy.
 fn result(gpu: &Gpu, device: &Device, c: DeviceMatrix, dtype: Dtype, accumulate: bool, f: impl FnOnce(DeviceMatrix)) {
-    if c.block.dtype() == Dtype::F32 || c.block.dtype() == dtype {
+    if c.elements.dtype() == Dtype::F32 || c.elements.dtype() == dtype {
         return f(c);
     }
     let len = c.rows * c.cols;
     let sums = Temporary::new(gpu, device, Dtype::F32, len);
     if accumulate {
-        convert(gpu, device, (sums.block(), 0), c.block, c.first..c.first + len);
+        convert(gpu, device, (sums.device_elements(), 0), c.elements, c.first..c.first + len);
     }
-    f(DeviceMatrix { block: sums.block(), first: 0, ..c });
-    convert(gpu, device, (c.block, c.first), sums.block(), 0..len);
+    f(DeviceMatrix { elements: sums.device_elements(), first: 0, ..c });
+    convert(gpu, device, (c.elements, c.first), sums.device_elements(), 0..len);
 }
 
 pub(crate) fn multiply_into(gpu: &Gpu, device: &Device, out: &mut Tensor, a: &Tensor, b: &Tensor, p: &Product) {
     let [rows, _, cols] = p.dims();
-    let c = DeviceMatrix { block: out.block(), first: p.first * cols, rows, cols, transposed: false };
+    let c = DeviceMatrix { elements: out.device_elements(), first: p.first * cols, rows, cols, transposed: false };
     let dtype = type_of(a.dtype(), b.dtype());
-    let (a, _a) = factor(gpu, device, of_rows(a.block(), &p.a), dtype);
-    let (b, _b) = factor(gpu, device, of_rows(b.block(), &p.b), dtype);
+    let (a, _a) = factor(gpu, device, of_rows(a.device_elements(), &p.a), dtype);
+    let (b, _b) = factor(gpu, device, of_rows(b.device_elements(), &p.b), dtype);
     result(gpu, device, c, dtype, p.accumulate, |c| {
         gpu.multiply(device, &DeviceProduct { c, a, b, accumulate: p.accumulate });
     });
@@ -114,7 +114,15 @@ pub(crate) fn grouped_multiply(
     by_transpose: bool,
     accumulate: bool,
 ) {
-    multiply_by_expert(gpu, device, y.block(), [x.block(), w.block()], counts, (w_dims, by_transpose), accumulate);
+    multiply_by_expert(
+        gpu,
+        device,
+        y.device_elements(),
+        [x.device_elements(), w.device_elements()],
+        counts,
+        (w_dims, by_transpose),
+        accumulate,
+    );
 }
 
 fn multiply_by_expert(
@@ -165,9 +173,9 @@ fn gradient_by_expert(
     accumulate: bool,
 ) {
     let dtype = type_of(g.dtype(), x.dtype());
-    let (g, _g) = factor(gpu, device, matrix(g.block(), outer), dtype);
-    let (x, _x) = factor(gpu, device, matrix(x.block(), inner), dtype);
-    result(gpu, device, matrix(dw.block(), inner), dtype, accumulate, |dw| {
+    let (g, _g) = factor(gpu, device, matrix(g.device_elements(), outer), dtype);
+    let (x, _x) = factor(gpu, device, matrix(x.device_elements(), inner), dtype);
+    result(gpu, device, matrix(dw.device_elements(), inner), dtype, accumulate, |dw| {
         let mut first = 0;
         for (expert, &rows) in counts.iter().enumerate() {
             let c = dw.at_rows(expert * outer, outer);
@@ -187,7 +195,7 @@ fn gradient_by_expert(
 /// Zeros.
 fn fill(gpu: &Gpu, device: &Device, to: DeviceMatrix) {
     let mut call = Call::new(gpu, device, "stored", "fill");
-    call.write(to.block, OperandKind::Any);
+    call.write(to.elements, OperandKind::Any);
     0.0f32.pass(&mut call);
     (to.first..to.first + to.rows * to.cols).pass(&mut call);
     call.launch();
@@ -202,8 +210,8 @@ pub(crate) fn gate_and_up(
     counts: &[usize],
     widths: Widths,
 ) {
-    let (Widths { outer, inner }, factors) = (widths, [x.block(), first.block()]);
-    multiply_by_expert(gpu, device, kept.block(), factors, counts, ([2 * inner, outer], true), false);
+    let (Widths { outer, inner }, factors) = (widths, [x.device_elements(), first.device_elements()]);
+    multiply_by_expert(gpu, device, kept.device_elements(), factors, counts, ([2 * inner, outer], true), false);
 }
 
 pub(crate) fn swiglu_experts(
@@ -232,12 +240,12 @@ pub(crate) fn from_gate_and_up(
 ) {
     let hidden = Temporary::new(gpu, device, kept.dtype(), kept.len() / 2);
     let mut call = Call::new(gpu, device, "grouped_swiglu", "gated");
-    call.write(hidden.block(), OperandKind::Any);
-    call.read(kept.block(), OperandKind::Any);
+    call.write(hidden.device_elements(), OperandKind::Any);
+    call.read(kept.device_elements(), OperandKind::Any);
     inner.pass(&mut call);
     call.launch();
-    let factors = [hidden.block(), second.block()];
-    multiply_by_expert(gpu, device, y.block(), factors, counts, ([outer, inner], true), false);
+    let factors = [hidden.device_elements(), second.device_elements()];
+    multiply_by_expert(gpu, device, y.device_elements(), factors, counts, ([outer, inner], true), false);
 }
 
 pub(crate) fn swiglu_experts_back(
@@ -254,14 +262,14 @@ pub(crate) fn swiglu_experts_back(
     accumulate: bool,
 ) {
     let slopes = Temporary::new(gpu, device, Dtype::F32, hidden.len());
-    let factors = [g.block(), second.block()];
-    multiply_by_expert(gpu, device, slopes.block(), factors, counts, ([outer, inner], false), false);
+    let factors = [g.device_elements(), second.device_elements()];
+    multiply_by_expert(gpu, device, slopes.device_elements(), factors, counts, ([outer, inner], false), false);
     let mut call = Call::new(gpu, device, "grouped_swiglu", "gated_gradient");
-    call.write(kept.block(), OperandKind::Any);
-    call.write(hidden.block(), OperandKind::Any);
-    call.read(slopes.block(), OperandKind::F32);
+    call.write(kept.device_elements(), OperandKind::Any);
+    call.write(hidden.device_elements(), OperandKind::Any);
+    call.read(slopes.device_elements(), OperandKind::F32);
     inner.pass(&mut call);
     call.launch();
-    let factors = [kept.block(), first.block()];
-    multiply_by_expert(gpu, device, dx.block(), factors, counts, ([2 * inner, outer], false), accumulate);
+    let factors = [kept.device_elements(), first.device_elements()];
+    multiply_by_expert(gpu, device, dx.device_elements(), factors, counts, ([2 * inner, outer], false), accumulate);
 }

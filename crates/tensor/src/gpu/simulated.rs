@@ -135,14 +135,14 @@ impl Accelerator for Simulated {
         let [rows, _, cols] = product.dims();
         let &DeviceProduct { c, a, b, accumulate } = product;
         let uses = [(c, Use::Write), (a, Use::Read), (b, Use::Read)];
-        self.order().operation(stream, "a product", uses.map(|(of, used)| (of.block.address(), used)).into_iter());
+        self.order().operation(stream, "a product", uses.map(|(of, used)| (of.elements.address(), used)).into_iter());
         let matrix = |of: DeviceMatrix| Matrix { rows: 0..of.rows, cols: of.cols, transposed: of.transposed };
         let p = Product { a: matrix(a), b: matrix(b), first: 0, accumulate };
         let (to, len) = (pointer(c.address()), rows * cols);
         // SAFETY: the matrices lie in their memory, as `dims` has checked, which is aligned and filled with bits, which are
         // numbers; the result is nobody else's while the operands of a line of the table are borrowed.
         unsafe {
-            let to = match c.block.dtype() {
+            let to = match c.elements.dtype() {
                 Dtype::F32 => Stored::F32(slice::from_raw_parts_mut(to.cast(), len)),
                 _ => Stored::Bf16(slice::from_raw_parts_mut(to.cast(), len)),
             };
@@ -157,7 +157,7 @@ unsafe fn elements<'a>(of: &DeviceMatrix) -> StoredRef<'a> {
     let (data, len) = (pointer(of.address()).cast_const(), of.rows * of.cols);
     // SAFETY: the caller's promise.
     unsafe {
-        match of.block.dtype() {
+        match of.elements.dtype() {
             Dtype::F32 => StoredRef::F32(slice::from_raw_parts(data.cast(), len)),
             _ => StoredRef::Bf16(slice::from_raw_parts(data.cast(), len)),
         }

@@ -37,12 +37,7 @@ DEVICE void tile_scores(const AttentionCall& call, float* scores, float* of_quer
 
 // out [T, heads * value_dim] and lse [T, heads]
 DEVICE void forward(const AttentionCall& call, float* out, float* lse, ConstAny q, ConstAny k, ConstAny v) {
-    SHARED(float, scores, SCORES);
-    SHARED(float, of_queries, QUERY_CHUNK);
-    SHARED(float, of_keys, KEY_CHUNK);
-    SHARED(float, rows_of, 3 * QUERIES);
-    SHARED(float, partial, QUERIES * LANES);
-    Attending at = {scores, of_keys, {rows_of, rows_of + QUERIES, rows_of + 2 * QUERIES, partial}};
+    ATTENDING(at, KEY_CHUNK);
     const AttentionSizes& s = call.shape;
     u64 tiles = (s.seq + QUERIES - 1) / QUERIES;
     BLOCKS(task, s.rows * s.heads * tiles) {
@@ -53,7 +48,7 @@ DEVICE void forward(const AttentionCall& call, float* out, float* lse, ConstAny 
         if (call.sinks.len > 0) sink = {call.sinks.data[head], 1.0f};
         attend(
             at, seen_by_any(call, row, query, end), (u32)(end - query), s.value_dim, sink,
-            [&](u64 key) { tile_scores(call, scores, of_queries, of_keys, q, k, row, head, query, key); },
+            [&](u64 key) { tile_scores(call, at.scores, at.of_queries, at.of_keys, q, k, row, head, query, key); },
             [&](u32 r, u64 key) { return seen_of(call, row, query + r, key); },
             [&](float weight) { return as_factor(call, weight); },
             [&](u64 t, u64 c) { return head_number(call, call.v, v, row, kv, t, c); },
@@ -80,11 +75,6 @@ struct Backward {
     ConstAny q, k, v, out;
     const float *lse, *dout;
     float *dq, *dk, *dv, *dbias, *dsinks;
-};
-
-// Shared memory of a backward's block.
-struct Workplace {
-    float *scores, *slopes, *of_queries, *of_keys, *inner, *partial;
 };
 
 // The weights and the scores' gradients of queries from `query` on and keys from `key` on; `inner` of the queries too.
@@ -178,9 +168,6 @@ DEVICE void key_gradients(const AttentionCall& call, const Backward& of, Workpla
     turn_back(call, call.k, of.dk, row, kv, key, end);
 }
 
-// Distances whose pairs of a tile of queries lie within one tile of keys.
-constexpr u32 DISTANCES = KEYS - QUERIES + 1;
-
 // Gradients of DISTANCES biases of a head from `first` on, by one row of the batch: [rows, seq - 1 + key_seq, heads].
 DEVICE void bias_gradients(const AttentionCall& call, const Backward& of, Workplace at, u64 row, u64 head, u64 first) {
     SHARED(float, sums, DISTANCES);
@@ -239,13 +226,7 @@ DEVICE void sink_gradient(const AttentionCall& call, const Backward& of, Workpla
 
 // All gradients: tasks of every kind, one after the other.
 DEVICE void backward(const AttentionCall& call, const Backward& of) {
-    SHARED(float, scores, SCORES);
-    SHARED(float, slopes, SCORES);
-    SHARED(float, of_queries, QUERY_CHUNK);
-    SHARED(float, of_keys, KEY_CHUNK);
-    SHARED(float, inner, QUERIES);
-    SHARED(float, partial, QUERIES * LANES);
-    Workplace at = {scores, slopes, of_queries, of_keys, inner, partial};
+    WORKPLACE(at, KEY_CHUNK);
     const AttentionSizes& s = call.shape;
     u64 of_keys_tiles = (s.key_seq + KEYS - 1) / KEYS, of_query_tiles = (s.seq + QUERIES - 1) / QUERIES;
     u64 stretches = call.bias.len > 0 ? (s.seq - 1 + s.key_seq + DISTANCES - 1) / DISTANCES : 0;

@@ -10,12 +10,7 @@ KERNEL(attend_cached,
        (Span<float> out, Span<float> keys, Span<float> values, Span<const float> qkv, Span<const float> cos,
         Span<const float> sin, Span<const float> bias, Span<const float> sinks, AttentionSizes shape, u64 cached,
         u64 window)) {
-    SHARED(float, scores, SCORES);
-    SHARED(float, of_queries, QUERY_CHUNK);
-    SHARED(float, of_keys, KEY_CHUNK);
-    SHARED(float, rows_of, 3 * QUERIES);
-    SHARED(float, partial, QUERIES * LANES);
-    Attending at = {scores, of_keys, {rows_of, rows_of + QUERIES, rows_of + 2 * QUERIES, partial}};
+    ATTENDING(at, KEY_CHUNK);
     AttentionSizes s = shape;
     AttentionCall call = fused_call(s, F32, {nullptr, 0}, cos, sin);
     ConstAny fresh = {qkv.data, qkv.len, F32};
@@ -35,13 +30,13 @@ KERNEL(attend_cached,
         u64 t = task % tiles * QUERIES, head = task / tiles, kv = head / group, end = least<u64>(t + QUERIES, count);
         auto compute = [&](u64 key) {
             multiply_lines(
-                scores, of_queries, of_keys, s.head_dim,
+                at.scores, at.of_queries, at.of_keys, s.head_dim,
                 [&](u32 r, u64 c) { return t + r < end ? head_number(call, call.q, fresh, 0, head, t + r, c) : 0.0f; },
                 [&](u32 r, u64 c) { return key + r < all ? key_of(key + r, kv, c) : 0.0f; });
             THREADS {
                 for (u32 item = thread(); item < QUERIES * KEYS; item += threads()) {
                     u64 own = cached + t + item / KEYS, j = key + item % KEYS;
-                    float& score = scores[item / KEYS * SCORE_LINE + item % KEYS];
+                    float& score = at.scores[item / KEYS * SCORE_LINE + item % KEYS];
                     score *= s.scale;
                     // The last distance is 0, and the first as far as tokens see.
                     bool biased = own < all && j <= own && own - j < distances;
@@ -78,12 +73,7 @@ KERNEL(relative_attend_cached,
        (Span<float> out, Span<float> keys, Span<float> values, Span<const float> q, Span<const float> kv,
         Span<const float> distances, Span<const float> u, Span<const float> v, Span<const u32> first_key,
         RelativeAttentionSizes shape, u64 cached)) {
-    SHARED(float, scores, SCORES);
-    SHARED(float, of_queries, QUERY_CHUNK);
-    SHARED(float, of_keys, DIAGONAL_CHUNK);
-    SHARED(float, rows_of, 3 * QUERIES);
-    SHARED(float, partial, QUERIES * LANES);
-    Attending at = {scores, of_keys, {rows_of, rows_of + QUERIES, rows_of + 2 * QUERIES, partial}};
+    ATTENDING(at, DIAGONAL_CHUNK);
     u64 dim = shape.head_dim, width = shape.heads * dim, count = q.len / width, all = cached + count;
     auto key_of = [&](u64 j, u64 c) {
         return j >= cached ? kv.data[(j - cached) * 2 * width + c] : keys.data[j * width + c];
@@ -99,10 +89,10 @@ KERNEL(relative_attend_cached,
         };
         auto compute = [&](u64 key) {
             multiply_lines(
-                scores, of_queries, of_keys, dim, [&](u32 r, u64 c) { return query_of(r, c, u.data); },
+                at.scores, at.of_queries, at.of_keys, dim, [&](u32 r, u64 c) { return query_of(r, c, u.data); },
                 [&](u32 r, u64 c) { return key + r < all ? key_of(key + r, head + c) : 0.0f; });
             add_distances(
-                scores, of_queries, of_keys, dim, 1.0f / sqrtf((float)dim),
+                at.scores, at.of_queries, at.of_keys, dim, 1.0f / sqrtf((float)dim),
                 [&](u32 r, u64 c) { return query_of(r, c, v.data); },
                 [&](u32 n, u64 c) {
                     // Below zero it wraps around to one far beyond the last.

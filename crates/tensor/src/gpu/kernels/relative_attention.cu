@@ -62,11 +62,6 @@ struct RelativeHead {
     }
 };
 
-// Shared memory of a block. The chunk of keys has room for distances.
-struct Workplace {
-    float *scores, *slopes, *of_queries, *of_keys, *inner, *partial;
-};
-
 // scores = those of queries from `i` on for keys from `j` on, masks aside
 DEVICE void tile_scores(const RelativeHead& of, float* scores, float* of_queries, float* of_keys, u64 i, u64 j) {
     u64 dim = of.call.shape.head_dim;
@@ -83,12 +78,7 @@ KERNEL(relative_attention,
        (Span<float> out, Span<float> lse, Span<const float> q, Span<const float> kv, Span<const float> distances,
         Span<const float> u, Span<const float> v, Span<const u32> first_key, Span<const u32> own_key,
         RelativeAttentionSizes shape)) {
-    SHARED(float, scores, SCORES);
-    SHARED(float, of_queries, QUERY_CHUNK);
-    SHARED(float, of_keys, DIAGONAL_CHUNK);
-    SHARED(float, rows_of, 3 * QUERIES);
-    SHARED(float, partial, QUERIES * LANES);
-    Attending at = {scores, of_keys, {rows_of, rows_of + QUERIES, rows_of + 2 * QUERIES, partial}};
+    ATTENDING(at, DIAGONAL_CHUNK);
     RelativeCall call = {shape,  q.data,         kv.data,      distances.data,           u.data,
                          v.data, first_key.data, own_key.data, first_key.len / shape.seq};
     u64 tiles = (shape.seq + QUERIES - 1) / QUERIES, heads = shape.heads;
@@ -99,7 +89,7 @@ KERNEL(relative_attention,
         Range keys = {call.first_key[of.row * shape.seq + i], end};
         attend(
             at, keys, (u32)(end - i), shape.head_dim, {0.0f, 0.0f},
-            [&](u64 j) { tile_scores(of, scores, of_queries, of_keys, i, j); },
+            [&](u64 j) { tile_scores(of, at.scores, at.of_queries, at.of_keys, i, j); },
             [&](u32 r, u64 j) { return of.seen(i + r, j); }, [](float weight) { return weight; },
             [&](u64 t, u64 c) { return of.value(t, c); },
             [&](u32 r, u64 c) -> float& { return out.data[place(call, of.row, of.head, i + r, 1) + c]; },
@@ -215,9 +205,6 @@ DEVICE void key_gradients(const RelativeHead& of, const Backward& back, Workplac
     }
 }
 
-// Distances whose pairs of a tile of queries lie within one tile of keys.
-constexpr u32 DISTANCES = KEYS - QUERIES + 1;
-
 // The gradients of DISTANCES distances from `first` on
 DEVICE void distance_gradients(const RelativeHead& of, const Backward& back, Workplace at, u64 first) {
     const RelativeAttentionSizes& s = of.call.shape;
@@ -293,13 +280,7 @@ KERNEL(relative_attention_back,
         Span<const float> q, Span<const float> kv, Span<const float> distances, Span<const float> u,
         Span<const float> v, Span<const u32> first_key, Span<const u32> own_key, Span<const float> out,
         Span<const float> lse, Span<const float> g, RelativeAttentionSizes shape)) {
-    SHARED(float, scores, SCORES);
-    SHARED(float, slopes, SCORES);
-    SHARED(float, of_queries, QUERY_CHUNK);
-    SHARED(float, of_keys, DIAGONAL_CHUNK);
-    SHARED(float, inner, QUERIES);
-    SHARED(float, partial, QUERIES * LANES);
-    Workplace at = {scores, slopes, of_queries, of_keys, inner, partial};
+    WORKPLACE(at, DIAGONAL_CHUNK);
     RelativeCall call = {shape,  q.data,         kv.data,      distances.data,           u.data,
                          v.data, first_key.data, own_key.data, first_key.len / shape.seq};
     Backward back = {out.data, lse.data, g.data, dq.data, dkv.data, remembered.data, ddistances.data, du.data, dv.data};

@@ -53,49 +53,40 @@ DEVICE void multiply_lines(float* scores, float* a_chunk, float* b_chunk, u64 di
     }
 }
 
+// Lets put(result, column, sum) have the sums over LINES lines of w(result, line) times of(line, column), of `dim` columns,
+// for RESULTS results, of which a thread makes EACH_SUMS at once.
+template <u32 LINES, u32 RESULTS, u32 EACH_SUMS, class W, class Of, class Put>
+DEVICE void sum_over_lines(float* chunk, u64 dim, W w, Of of, Put put) {
+    for (u64 first = 0; first < dim; first += CHUNK) {
+        THREADS { load_chunk(chunk, LINES, first, dim, of); }
+        THREADS {
+            for (u32 item = thread(); item < CHUNK * (RESULTS / EACH_SUMS); item += threads()) {
+                u32 column = item % CHUNK, result = item / CHUNK * EACH_SUMS;
+                float sums[EACH_SUMS] = {};
+                for (u32 line = 0; line < LINES; line++) {
+                    float of_line = chunk[line * CHUNK_LINE + column];
+                    for (u32 n = 0; n < EACH_SUMS; n++) sums[n] = fmaf(w(result + n, line), of_line, sums[n]);
+                }
+                if (first + column >= dim) continue;
+                for (u32 n = 0; n < EACH_SUMS; n++) put(result + n, first + column, sums[n]);
+            }
+        }
+    }
+}
+
 // Lets put(query, column, sum) have the elements of w b, w being [QUERIES, KEYS] in shared memory and b(key, column) of
 // `dim` columns.
 template <class B, class Put>
 DEVICE void sum_over_keys(const float* w, float* b_chunk, u64 dim, B b, Put put) {
-    constexpr u32 EACH_SUMS = SUMS / 2;
-    for (u64 first = 0; first < dim; first += CHUNK) {
-        THREADS { load_chunk(b_chunk, KEYS, first, dim, b); }
-        THREADS {
-            for (u32 item = thread(); item < CHUNK * (QUERIES / EACH_SUMS); item += threads()) {
-                u32 column = item % CHUNK, query = item / CHUNK * EACH_SUMS;
-                float sums[EACH_SUMS] = {};
-                for (u32 key = 0; key < KEYS; key++) {
-                    float of_key = b_chunk[key * CHUNK_LINE + column];
-                    for (u32 n = 0; n < EACH_SUMS; n++) {
-                        sums[n] = fmaf(w[(query + n) * SCORE_LINE + key], of_key, sums[n]);
-                    }
-                }
-                if (first + column >= dim) continue;
-                for (u32 n = 0; n < EACH_SUMS; n++) put(query + n, first + column, sums[n]);
-            }
-        }
-    }
+    auto weight = [=](u32 query, u32 key) { return w[query * SCORE_LINE + key]; };
+    sum_over_lines<KEYS, QUERIES, SUMS / 2>(b_chunk, dim, weight, b, put);
 }
 
 // Lets put(key, column, sum) have the elements of w^T a, w(query, key) being weights and a(query, column) of `dim`
 // columns.
 template <class W, class A, class Put>
 DEVICE void sum_over_queries(float* a_chunk, u64 dim, W w, A a, Put put) {
-    for (u64 first = 0; first < dim; first += CHUNK) {
-        THREADS { load_chunk(a_chunk, QUERIES, first, dim, a); }
-        THREADS {
-            for (u32 item = thread(); item < CHUNK * (KEYS / SUMS); item += threads()) {
-                u32 column = item % CHUNK, key = item / CHUNK * SUMS;
-                float sums[SUMS] = {};
-                for (u32 query = 0; query < QUERIES; query++) {
-                    float of_query = a_chunk[query * CHUNK_LINE + column];
-                    for (u32 n = 0; n < SUMS; n++) sums[n] = fmaf(w(query, key + n), of_query, sums[n]);
-                }
-                if (first + column >= dim) continue;
-                for (u32 n = 0; n < SUMS; n++) put(key + n, first + column, sums[n]);
-            }
-        }
-    }
+    sum_over_lines<QUERIES, KEYS, SUMS>(a_chunk, dim, [&](u32 key, u32 query) { return w(query, key); }, a, put);
 }
 
 // Vectors of distances that a tile needs, one for each diagonal: number `query - key + KEYS - 1` is of that pair.
@@ -195,9 +186,19 @@ template <class Seen, class Round> DEVICE void to_weights(float* scores, Softmax
 
 // What a block works with that attends for a tile of queries, in shared memory.
 struct Attending {
-    float *scores, *of_keys;
+    float *scores, *of_queries, *of_keys;
     Softmax softmax;
 };
+
+// An `Attending` of this name, with room for so many numbers of keys.
+#define ATTENDING(at, key_chunk)                                                                               \
+    SHARED(float, at##_scores, SCORES);                                                                        \
+    SHARED(float, at##_queries, QUERY_CHUNK);                                                                  \
+    SHARED(float, at##_keys, key_chunk);                                                                       \
+    SHARED(float, at##_rows, 3 * QUERIES);                                                                     \
+    SHARED(float, at##_partial, QUERIES * LANES);                                                              \
+    Softmax at##_softmax = {at##_rows, at##_rows + QUERIES, at##_rows + 2 * QUERIES, at##_partial};            \
+    Attending at = {at##_scores, at##_queries, at##_keys, at##_softmax}
 
 // A score that takes part in each query's softmax and has no value; of factor 0 there is none.
 struct Sink {
@@ -241,6 +242,24 @@ DEVICE void attend(Attending at, Range keys, u32 queries, u64 dim, Sink sink, Co
 }
 
 // --- backward --------------------------------------------------------------------------------------------------------
+
+// Distances whose pairs of a tile of queries lie within one tile of keys.
+constexpr u32 DISTANCES = KEYS - QUERIES + 1;
+
+// What a backward's block works with, in shared memory.
+struct Workplace {
+    float *scores, *slopes, *of_queries, *of_keys, *inner, *partial;
+};
+
+// A `Workplace` of this name, with room for so many numbers of keys.
+#define WORKPLACE(at, key_chunk)                                                                               \
+    SHARED(float, at##_scores, SCORES);                                                                        \
+    SHARED(float, at##_slopes, SCORES);                                                                        \
+    SHARED(float, at##_queries, QUERY_CHUNK);                                                                  \
+    SHARED(float, at##_keys, key_chunk);                                                                       \
+    SHARED(float, at##_inner, QUERIES);                                                                        \
+    SHARED(float, at##_partial, QUERIES * LANES);                                                              \
+    Workplace at = {at##_scores, at##_slopes, at##_queries, at##_keys, at##_inner, at##_partial}
 
 // Scores become weights exp(score - lse), and products of values with the output's gradient, in `slopes`, the scores'
 // gradients; zeros where a query does not see the key. `inner` and `lse` are of a query.
