@@ -257,12 +257,13 @@ kernels! {
     grouped_swiglu::gate_and_up(kept: any) reads (x: any, first: any) with (counts: &[usize], widths: Widths) as product;
     /// The same, and the experts' results while they are in cache.
     grouped_swiglu::swiglu_experts(kept: any, y: any) reads (x: any, first: any, second: any)
-        with (counts: &[usize], widths: Widths) as product;
+        with (counts: &[usize], widths: Widths) within (rounding_of(second)) as product;
     /// The results from gate and up.
-    grouped_swiglu::from_gate_and_up(y: any) reads (kept: any, second: any) with (counts: &[usize], widths: Widths) as product;
+    grouped_swiglu::from_gate_and_up(y: any) reads (kept: any, second: any) with (counts: &[usize], widths: Widths)
+        within (rounding_of(second)) as product;
     /// Turns gate and up into their gradients, fills `hidden` with the gated products and `dx` with the rows' gradient.
     grouped_swiglu::swiglu_experts_back(kept: any, hidden: any, dx: f32) reads (g: f32, first: any, second: any)
-        with (counts: &[usize], widths: Widths, accumulate: bool) as product;
+        with (counts: &[usize], widths: Widths, accumulate: bool) within (rounding_of(second)) as product;
 
     // --- norms ----------------------------------------------------------------------------------------------------
     /// `out = x / sqrt(mean(x^2) + eps) w` by rows; `inverse` gets 1 / sqrt(...).
