@@ -206,7 +206,7 @@ kernels! {
 
     // --- element by element ---------------------------------------------------------------------------------------
     /// `out = x + y`.
-    elementwise::sum(out: f32) reads (x: f32, y: f32) with ();
+    elementwise::sum(out: any) reads (x: any, y: any) with ();
     /// `out (+)= x factor`.
     elementwise::scale(out: f32) reads (x: f32) with (factor: f32, accumulate: bool);
     /// `out (+)= x factor`, the factor being an element.
@@ -221,15 +221,15 @@ kernels! {
     /// `out[0] = sum x y`, in f64.
     elementwise::dot(out: f32) reads (x: f32, y: f32) with ();
     /// `out = f(x)`.
-    activation::activate(out: f32) reads (x: f32) with (f: Pointwise);
+    activation::activate(out: any) reads (x: any) with (f: Pointwise);
     /// `dx (+)= f'(x) g`.
-    activation::activate_back(dx: f32) reads (x: f32, g: f32) with (f: Pointwise, accumulate: bool);
+    activation::activate_back(dx: f32) reads (x: any, g: f32) with (f: Pointwise, accumulate: bool);
     /// `out = silu(gate) up`, rows of x being `[gate | up]`.
-    activation::swiglu(out: f32) reads (x: f32) with (width: usize);
-    activation::swiglu_back(dx: f32) reads (x: f32, g: f32) with (width: usize, accumulate: bool);
+    activation::swiglu(out: any) reads (x: any) with (width: usize);
+    activation::swiglu_back(dx: f32) reads (x: any, g: f32) with (width: usize, accumulate: bool);
     /// `out = a sigmoid(1.702 a) (b + 1)` with a and b clamped, rows of x being `[a | b]`.
-    activation::clamped_swiglu(out: f32) reads (x: f32) with (width: usize, limit: f32);
-    activation::clamped_swiglu_back(dx: f32) reads (x: f32, g: f32) with (width: usize, limit: f32, accumulate: bool);
+    activation::clamped_swiglu(out: any) reads (x: any) with (width: usize, limit: f32);
+    activation::clamped_swiglu_back(dx: f32) reads (x: any, g: f32) with (width: usize, limit: f32, accumulate: bool);
 
     // --- products -------------------------------------------------------------------------------------------------
     /// `out[rows of p] (+)= a b`.
@@ -267,9 +267,9 @@ kernels! {
 
     // --- norms ----------------------------------------------------------------------------------------------------
     /// `out = x / sqrt(mean(x^2) + eps) w` by rows; `inverse` gets 1 / sqrt(...).
-    norm::rms_norm(out: f32, inverse: f32) reads (x: f32, w: f32) with (eps: f32);
-    norm::rms_norm_back(dx: f32) reads (x: f32, w: f32, g: f32, inverse: f32) with (accumulate: bool);
-    norm::rms_norm_back_weight(dw: f32) reads (x: f32, g: f32, inverse: f32) with ();
+    norm::rms_norm(out: any, inverse: f32) reads (x: any, w: f32) with (eps: f32);
+    norm::rms_norm_back(dx: f32) reads (x: any, w: f32, g: f32, inverse: f32) with (accumulate: bool);
+    norm::rms_norm_back_weight(dw: f32) reads (x: any, g: f32, inverse: f32) with ();
     /// `out[row] = sum_i x[row, i]^2`.
     norm::square_sums(out: f32) reads (x: f32) with ();
     norm::square_sums_back(dx: f32) reads (x: f32, g: f32) with (accumulate: bool);
@@ -279,9 +279,9 @@ kernels! {
     norm::rms_norm_of_back_squares(ds: f32) reads (x: f32, w: f32, g: f32, inverse: f32)
         with (columns: usize, accumulate: bool);
     /// `out = (x - mean) / sqrt(variance + eps) w + b` by rows; `moments` gets mean and inverse deviation.
-    norm::layer_norm(out: f32, moments: f32) reads (x: f32, w: f32, b: f32) with (eps: f32);
-    norm::layer_norm_back(dx: f32) reads (x: f32, w: f32, g: f32, moments: f32) with (accumulate: bool);
-    norm::layer_norm_back_weight(dw: f32) reads (x: f32, g: f32, moments: f32) with ();
+    norm::layer_norm(out: any, moments: f32) reads (x: any, w: f32, b: f32) with (eps: f32);
+    norm::layer_norm_back(dx: f32) reads (x: any, w: f32, g: f32, moments: f32) with (accumulate: bool);
+    norm::layer_norm_back_weight(dw: f32) reads (x: any, g: f32, moments: f32) with ();
 
     /// The two moments of each row that a norm divides by.
     denorm::row_moments(out: f32) reads (x: f32) with (width: usize, kind: NormMoments, eps: f32);
@@ -309,13 +309,14 @@ kernels! {
 
     // --- rows by index ----------------------------------------------------------------------------------------------
     /// `out[i] (+)= x[index[i]]`.
-    gather::gather(out: f32) reads (x: f32, index: u32) with (width: usize, accumulate: bool) moves (8 * out.len());
+    gather::gather(out: any) reads (x: any, index: u32) with (width: usize, accumulate: bool)
+        moves (out.len() * (out.dtype().bytes() + x.dtype().bytes()));
     /// `out[index[i]] (+)= x[i]`, rows that nothing adds to being zero.
     gather::scatter_add(out: f32) reads (x: f32, index: u32) with (width: usize, accumulate: bool) within (sums_of(x));
     /// `out[t] = sum_j w[t, j] x[places[t, j]]`.
-    gather::weighted_sum(out: f32) reads (x: f32, w: f32, places: u32) with (width: Width);
+    gather::weighted_sum(out: any) reads (x: any, w: f32, places: u32) with (width: Width);
     /// `dw[t, j] = <x[places[t, j]], g[t]>`.
-    gather::weighted_sum_back_weights(dw: f32) reads (x: f32, g: f32, places: u32) with (width: Width);
+    gather::weighted_sum_back_weights(dw: f32) reads (x: any, g: f32, places: u32) with (width: Width);
     /// `dx[places[t, j]] (+)= w[t, j] g[t]`.
     gather::weighted_sum_back_rows(dx: f32) reads (g: f32, w: f32, places: u32)
         with (width: Width, accumulate: bool);
@@ -414,3 +415,6 @@ kernels! {
     /// `sums[place] += sum x[range]^2`, an f64 in two halves.
     adamw::add_squares(sums: f64) reads (x: f32) with (place: usize, range: Range<usize>) moves (4 * range.len());
 }
+
+#[cfg(test)]
+mod tests;

@@ -326,7 +326,7 @@ impl Tensor {
         let index = index.into();
         let mut out = Tensor::stale(self.device(), &[index.len(), self.cols()], Dtype::F32);
         let index = index.on(self.device());
-        kernels::gather(&mut out, &self.to_f32(), &index, self.cols(), false);
+        kernels::gather(&mut out, self, &index, self.cols(), false);
         out
     }
 
@@ -337,7 +337,7 @@ impl Tensor {
         assert_eq!(places.len(), weights.len(), "one place a route");
         let mut out = Tensor::stale(self.device(), &[weights.rows(), self.cols()], Dtype::F32);
         let places = places.on(self.device());
-        kernels::weighted_sum(&mut out, &self.to_f32(), &weights.to_f32(), &places, width);
+        kernels::weighted_sum(&mut out, self, &weights.to_f32(), &places, width);
         out
     }
 

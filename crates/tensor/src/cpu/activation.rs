@@ -2,6 +2,7 @@
 
 use super::math::{gelu, gelu_slope, sigmoid as sigmoid_of};
 use super::rows::{for_rows, map, zip};
+use super::stored::{Stored, StoredNumber, StoredRef, as_numbers};
 use crate::device::Device;
 
 /// A function of one element.
@@ -15,7 +16,11 @@ pub(crate) enum Pointwise {
     Softplus,
 }
 
-pub(crate) fn activate(device: &Device, out: &mut [f32], x: &[f32], f: Pointwise) {
+pub(crate) fn activate(device: &Device, out: Stored, x: StoredRef, f: Pointwise) {
+    as_numbers!(Stored(out), StoredRef(x) => activate_all(device, out, x, f));
+}
+
+fn activate_all<O: StoredNumber, X: StoredNumber>(device: &Device, out: &mut [O], x: &[X], f: Pointwise) {
     match f {
         Pointwise::Relu => map(
             device,
@@ -32,7 +37,18 @@ pub(crate) fn activate(device: &Device, out: &mut [f32], x: &[f32], f: Pointwise
     }
 }
 
-pub(crate) fn activate_back(device: &Device, dx: &mut [f32], x: &[f32], g: &[f32], f: Pointwise, accumulate: bool) {
+pub(crate) fn activate_back(device: &Device, dx: &mut [f32], x: StoredRef, g: &[f32], f: Pointwise, accumulate: bool) {
+    as_numbers!(StoredRef(x) => activate_all_back(device, dx, x, g, f, accumulate));
+}
+
+fn activate_all_back<X: StoredNumber>(
+    device: &Device,
+    dx: &mut [f32],
+    x: &[X],
+    g: &[f32],
+    f: Pointwise,
+    accumulate: bool,
+) {
     match f {
         Pointwise::Relu => zip(
             device,
@@ -60,55 +76,84 @@ pub(crate) fn activate_back(device: &Device, dx: &mut [f32], x: &[f32], g: &[f32
     }
 }
 
-pub(crate) fn swiglu(device: &Device, out: &mut [f32], x: &[f32], width: usize) {
-    for_rows(
+pub(crate) fn swiglu(device: &Device, out: Stored, x: StoredRef, width: usize) {
+    as_numbers!(Stored(out), StoredRef(x) => gate(
         device,
         out,
+        x,
         width,
-        16,
         #[inline(always)]
-        |first, run| {
-            for (i, line) in run.chunks_exact_mut(width).enumerate() {
-                let (gate, up) = x[(first + i) * 2 * width..][..2 * width].split_at(width);
-                for ((o, a), b) in line.iter_mut().zip(gate).zip(up) {
-                    *o = a * sigmoid_of(*a) * b;
-                }
-            }
-        },
-    );
+        |a, b| a * sigmoid_of(a) * b,
+    ));
 }
 
-pub(crate) fn swiglu_back(device: &Device, dx: &mut [f32], x: &[f32], g: &[f32], width: usize, accumulate: bool) {
-    for_rows(
+pub(crate) fn swiglu_back(device: &Device, dx: &mut [f32], x: StoredRef, g: &[f32], width: usize, accumulate: bool) {
+    as_numbers!(StoredRef(x) => gate_back(
         device,
         dx,
-        2 * width,
-        16,
+        (x, g),
+        width,
+        accumulate,
         #[inline(always)]
-        |first, run| {
-            for (i, line) in run.chunks_exact_mut(2 * width).enumerate() {
-                let (gate, up) = x[(first + i) * 2 * width..][..2 * width].split_at(width);
-                let g = &g[(first + i) * width..][..width];
-                let (d_gate, d_up) = line.split_at_mut(width);
-                if !accumulate {
-                    d_gate.fill(0.0);
-                    d_up.fill(0.0);
-                }
-                for j in 0..width {
-                    let (a, b, g) = (gate[j], up[j], g[j]);
-                    let s = sigmoid_of(a);
-                    d_gate[j] += g * b * s * (1.0 + a * (1.0 - s));
-                    d_up[j] += g * a * s;
-                }
-            }
+        |a, b, g| {
+            let s = sigmoid_of(a);
+            [g * b * s * (1.0 + a * (1.0 - s)), g * a * s]
         },
-    );
+    ));
 }
 
 /// The factor on gates within the sigmoid of GPT-OSS's activation.
 const STEEPNESS: f32 = 1.702;
 
-pub(crate) fn clamped_swiglu(device: &Device, out: &mut [f32], x: &[f32], width: usize, limit: f32) {
+pub(crate) fn clamped_swiglu(device: &Device, out: Stored, x: StoredRef, width: usize, limit: f32) {
+    as_numbers!(Stored(out), StoredRef(x) => gate(
+        device,
+        out,
+        x,
+        width,
+        #[inline(always)]
+        |a, b| {
+            let (a, b) = (a.min(limit), b.max(-limit).min(limit));
+            a * sigmoid_of(STEEPNESS * a) * (b + 1.0)
+        },
+    ));
+}
+
+pub(crate) fn clamped_swiglu_back(
+    device: &Device,
+    dx: &mut [f32],
+    x: StoredRef,
+    g: &[f32],
+    width: usize,
+    limit: f32,
+    accumulate: bool,
+) {
+    as_numbers!(StoredRef(x) => gate_back(
+        device,
+        dx,
+        (x, g),
+        width,
+        accumulate,
+        #[inline(always)]
+        |gate, up, g| {
+            let (a, b) = (gate.min(limit), up.max(-limit).min(limit));
+            let s = sigmoid_of(STEEPNESS * a);
+            // What is clamped passes nothing; at the limit itself it does.
+            let of_gate = if gate <= limit { g * (b + 1.0) * s * (1.0 + STEEPNESS * a * (1.0 - s)) } else { 0.0 };
+            let of_up = if up.abs() <= limit { g * a * s } else { 0.0 };
+            [of_gate, of_up]
+        },
+    ));
+}
+
+/// `out = f(gate, up)`, rows of x being `[gate | up]`, each of `width`.
+fn gate<O: StoredNumber, X: StoredNumber>(
+    device: &Device,
+    out: &mut [O],
+    x: &[X],
+    width: usize,
+    f: impl Fn(f32, f32) -> f32 + Sync,
+) {
     for_rows(
         device,
         out,
@@ -119,22 +164,21 @@ pub(crate) fn clamped_swiglu(device: &Device, out: &mut [f32], x: &[f32], width:
             for (i, line) in run.chunks_exact_mut(width).enumerate() {
                 let (gate, up) = x[(first + i) * 2 * width..][..2 * width].split_at(width);
                 for ((o, a), b) in line.iter_mut().zip(gate).zip(up) {
-                    let (a, b) = (a.min(limit), b.max(-limit).min(limit));
-                    *o = a * sigmoid_of(STEEPNESS * a) * (b + 1.0);
+                    *o = O::of(f(a.wide(), b.wide()));
                 }
             }
         },
     );
 }
 
-pub(crate) fn clamped_swiglu_back(
+/// `dx (+)= f(gate, up, g)`, the gradients of gate and up.
+fn gate_back<X: StoredNumber>(
     device: &Device,
     dx: &mut [f32],
-    x: &[f32],
-    g: &[f32],
+    (x, g): (&[X], &[f32]),
     width: usize,
-    limit: f32,
     accumulate: bool,
+    f: impl Fn(f32, f32, f32) -> [f32; 2] + Sync,
 ) {
     for_rows(
         device,
@@ -152,15 +196,9 @@ pub(crate) fn clamped_swiglu_back(
                     d_up.fill(0.0);
                 }
                 for j in 0..width {
-                    let (a, b, g) = (gate[j].min(limit), up[j].max(-limit).min(limit), g[j]);
-                    let s = sigmoid_of(STEEPNESS * a);
-                    // What is clamped passes nothing; at the limit itself it does.
-                    if gate[j] <= limit {
-                        d_gate[j] += g * (b + 1.0) * s * (1.0 + STEEPNESS * a * (1.0 - s));
-                    }
-                    if up[j].abs() <= limit {
-                        d_up[j] += g * a * s;
-                    }
+                    let [of_gate, of_up] = f(gate[j].wide(), up[j].wide(), g[j]);
+                    d_gate[j] += of_gate;
+                    d_up[j] += of_up;
                 }
             }
         },

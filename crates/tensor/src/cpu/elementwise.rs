@@ -1,12 +1,13 @@
 //! Sums, factors, dropout, weighted sums to a scalar.
 
 use super::rows::{for_rows, map, zip};
+use super::stored::{Stored, StoredRef, as_numbers};
 use crate::device::Device;
 use crate::draws::Draws;
 use crate::row_ids::RowIds;
 
-pub(crate) fn sum(device: &Device, out: &mut [f32], x: &[f32], y: &[f32]) {
-    zip(
+pub(crate) fn sum(device: &Device, out: Stored, x: StoredRef, y: StoredRef) {
+    as_numbers!(Stored(out), StoredRef(x), StoredRef(y) => zip(
         device,
         out,
         x,
@@ -14,7 +15,7 @@ pub(crate) fn sum(device: &Device, out: &mut [f32], x: &[f32], y: &[f32]) {
         false,
         #[inline(always)]
         |x, y| x + y,
-    );
+    ));
 }
 
 pub(crate) fn scale(device: &Device, out: &mut [f32], x: &[f32], factor: f32, accumulate: bool) {

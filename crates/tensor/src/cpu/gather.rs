@@ -2,6 +2,7 @@
 //! layer.
 
 use super::rows::{dot, for_rows};
+use super::stored::{Stored, StoredNumber, StoredRef, as_numbers};
 use crate::cpu::select::NOWHERE;
 use crate::device::Device;
 
@@ -12,7 +13,43 @@ pub(crate) struct Width {
     pub(crate) row: usize,
 }
 
-pub(crate) fn gather(device: &Device, out: &mut [f32], x: &[f32], index: &[u32], width: usize, accumulate: bool) {
+pub(crate) fn gather(device: &Device, out: Stored, x: StoredRef, index: &[u32], width: usize, accumulate: bool) {
+    match (out, x) {
+        (Stored::F32(out), StoredRef::F32(x)) if !accumulate => copy_lines(device, out, x, index, width),
+        (Stored::Bf16(out), StoredRef::Bf16(x)) if !accumulate => copy_lines(device, out, x, index, width),
+        (out, x) => as_numbers!(Stored(out), StoredRef(x) => put_lines(
+            device,
+            out,
+            x,
+            (index, width),
+            #[inline(always)]
+            |line, from| match accumulate {
+                true => line.iter_mut().zip(from).for_each(|(o, x)| *o = StoredNumber::of(o.wide() + x.wide())),
+                false => line.iter_mut().zip(from).for_each(|(o, x)| *o = StoredNumber::of(x.wide())),
+            },
+        )),
+    }
+}
+
+fn copy_lines<T: StoredNumber>(device: &Device, out: &mut [T], x: &[T], index: &[u32], width: usize) {
+    put_lines(
+        device,
+        out,
+        x,
+        (index, width),
+        #[inline(always)]
+        |line, from| line.copy_from_slice(from),
+    );
+}
+
+/// `put(out[i], x[index[i]])` of lines of `width`.
+fn put_lines<O: StoredNumber, X: StoredNumber>(
+    device: &Device,
+    out: &mut [O],
+    x: &[X],
+    (index, width): (&[u32], usize),
+    put: impl Fn(&mut [O], &[X]) + Sync,
+) {
     for_rows(
         device,
         out,
@@ -21,12 +58,7 @@ pub(crate) fn gather(device: &Device, out: &mut [f32], x: &[f32], index: &[u32],
         #[inline(always)]
         |first, run| {
             for (line, &from) in run.chunks_exact_mut(width).zip(&index[first..]) {
-                let from = &x[from as usize * width..][..width];
-                if accumulate {
-                    line.iter_mut().zip(from).for_each(|(o, x)| *o += x);
-                } else {
-                    line.copy_from_slice(from);
-                }
+                put(line, &x[from as usize * width..][..width]);
             }
         },
     );
@@ -167,7 +199,20 @@ pub(crate) fn carry_back_weights(
     );
 }
 
-pub(crate) fn weighted_sum(device: &Device, out: &mut [f32], x: &[f32], w: &[f32], places: &[u32], width: Width) {
+/// Columns that are summed at once, in registers.
+const COLUMNS: usize = 64;
+
+pub(crate) fn weighted_sum(device: &Device, out: Stored, x: StoredRef, w: &[f32], places: &[u32], width: Width) {
+    as_numbers!(Stored(out), StoredRef(x) => weighted_sums(device, out, x, (w, places), width));
+}
+
+fn weighted_sums<O: StoredNumber, X: StoredNumber>(
+    device: &Device,
+    out: &mut [O],
+    x: &[X],
+    (w, places): (&[f32], &[u32]),
+    width: Width,
+) {
     let Width { k, row: width } = width;
     for_rows(
         device,
@@ -177,12 +222,15 @@ pub(crate) fn weighted_sum(device: &Device, out: &mut [f32], x: &[f32], w: &[f32
         #[inline(always)]
         |first, run| {
             for (t, line) in run.chunks_exact_mut(width).enumerate() {
-                line.fill(0.0);
-                for route in (first + t) * k..(first + t + 1) * k {
-                    if places[route] != NOWHERE {
-                        let from = &x[places[route] as usize * width..][..width];
-                        line.iter_mut().zip(from).for_each(|(o, x)| *o = w[route].mul_add(*x, *o));
+                for (out, column) in line.chunks_mut(COLUMNS).zip((0..).step_by(COLUMNS)) {
+                    let mut sums = [0.0f32; COLUMNS];
+                    for route in (first + t) * k..(first + t + 1) * k {
+                        if places[route] != NOWHERE {
+                            let from = &x[places[route] as usize * width + column..][..out.len()];
+                            sums.iter_mut().zip(from).for_each(|(sum, x)| *sum = w[route].mul_add(x.wide(), *sum));
+                        }
                     }
+                    out.iter_mut().zip(sums).for_each(|(o, sum)| *o = O::of(sum));
                 }
             }
         },
@@ -192,8 +240,18 @@ pub(crate) fn weighted_sum(device: &Device, out: &mut [f32], x: &[f32], w: &[f32
 pub(crate) fn weighted_sum_back_weights(
     device: &Device,
     dw: &mut [f32],
-    x: &[f32],
+    x: StoredRef,
     g: &[f32],
+    places: &[u32],
+    width: Width,
+) {
+    as_numbers!(StoredRef(x) => weight_gradients(device, dw, (x, g), places, width));
+}
+
+fn weight_gradients<X: StoredNumber>(
+    device: &Device,
+    dw: &mut [f32],
+    (x, g): (&[X], &[f32]),
     places: &[u32],
     width: Width,
 ) {

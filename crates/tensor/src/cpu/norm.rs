@@ -1,12 +1,23 @@
 //! RMS norm and layer norm, row by row.
 
 use super::rows::{dot, for_rows, for_rows2, squares_about, sum, sum_over_rows};
+use super::stored::{Stored, StoredNumber, StoredRef, as_numbers};
 use crate::device::Device;
 
 /// Least rows a thread takes.
 const LEAST_ROWS: usize = 64;
 
-pub(crate) fn rms_norm(device: &Device, out: &mut [f32], inverse: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
+pub(crate) fn rms_norm(device: &Device, out: Stored, inverse: &mut [f32], x: StoredRef, w: &[f32], eps: f32) {
+    as_numbers!(Stored(out), StoredRef(x) => rms_norm_rows(device, (out, inverse), x, w, eps));
+}
+
+fn rms_norm_rows<O: StoredNumber, X: StoredNumber>(
+    device: &Device,
+    (out, inverse): (&mut [O], &mut [f32]),
+    x: &[X],
+    w: &[f32],
+    eps: f32,
+) {
     let width = w.len();
     for_rows2(
         device,
@@ -19,7 +30,7 @@ pub(crate) fn rms_norm(device: &Device, out: &mut [f32], inverse: &mut [f32], x:
                 let x = &x[(first + i) * width..][..width];
                 let r = 1.0 / (dot(x, x) / width as f32 + eps).sqrt();
                 inverse[i] = r;
-                line.iter_mut().zip(x).zip(w).for_each(|((o, x), w)| *o = x * r * w);
+                line.iter_mut().zip(x).zip(w).for_each(|((o, x), w)| *o = O::of(x.wide() * r * w));
             }
         },
     );
@@ -28,7 +39,19 @@ pub(crate) fn rms_norm(device: &Device, out: &mut [f32], inverse: &mut [f32], x:
 pub(crate) fn rms_norm_back(
     device: &Device,
     dx: &mut [f32],
-    x: &[f32],
+    x: StoredRef,
+    w: &[f32],
+    g: &[f32],
+    inverse: &[f32],
+    accumulate: bool,
+) {
+    as_numbers!(StoredRef(x) => rms_norm_rows_back(device, dx, x, w, g, inverse, accumulate));
+}
+
+fn rms_norm_rows_back<X: StoredNumber>(
+    device: &Device,
+    dx: &mut [f32],
+    x: &[X],
     w: &[f32],
     g: &[f32],
     inverse: &[f32],
@@ -48,7 +71,7 @@ pub(crate) fn rms_norm_back(
                 // d/dx of x r w: r (w g - x r^2 mean(x w g)).
                 let mean = dot3(x, w, g) / width as f32 * r * r;
                 for (((o, x), w), g) in line.iter_mut().zip(x).zip(w).zip(g) {
-                    let d = r * (w * g - x * mean);
+                    let d = r * (w * g - x.wide() * mean);
                     *o = if accumulate { *o + d } else { d };
                 }
             }
@@ -56,17 +79,39 @@ pub(crate) fn rms_norm_back(
     );
 }
 
-pub(crate) fn rms_norm_back_weight(device: &Device, dw: &mut [f32], x: &[f32], g: &[f32], inverse: &[f32]) {
+pub(crate) fn rms_norm_back_weight(device: &Device, dw: &mut [f32], x: StoredRef, g: &[f32], inverse: &[f32]) {
+    as_numbers!(StoredRef(x) => back_weight(
+        device,
+        dw,
+        (x, g),
+        inverse.len(),
+        #[inline(always)]
+        |row| {
+            let r = inverse[row];
+            #[inline(always)]
+            move |x| x * r
+        },
+    ));
+}
+
+/// `dw = sum_r normalised(r)(x[r]) g[r]` over so many rows.
+fn back_weight<X: StoredNumber, N: Fn(f32) -> f32>(
+    device: &Device,
+    dw: &mut [f32],
+    (x, g): (&[X], &[f32]),
+    rows: usize,
+    normalised: impl Fn(usize) -> N + Sync,
+) {
     let width = dw.len();
     let sums = sum_over_rows(
         device,
-        inverse.len(),
+        rows,
         width,
         #[inline(always)]
         |rows, sum| {
             for r in rows {
-                let (x, g) = (&x[r * width..][..width], &g[r * width..][..width]);
-                sum.iter_mut().zip(x).zip(g).for_each(|((s, x), g)| *s += x * inverse[r] * g);
+                let (x, g, normalised) = (&x[r * width..][..width], &g[r * width..][..width], normalised(r));
+                sum.iter_mut().zip(x).zip(g).for_each(|((s, x), g)| *s += normalised(x.wide()) * g);
             }
         },
     );
@@ -190,11 +235,21 @@ pub(crate) fn rms_norm_of_back_squares(
 
 pub(crate) fn layer_norm(
     device: &Device,
-    out: &mut [f32],
+    out: Stored,
     moments: &mut [f32],
-    x: &[f32],
+    x: StoredRef,
     w: &[f32],
     b: &[f32],
+    eps: f32,
+) {
+    as_numbers!(Stored(out), StoredRef(x) => layer_norm_rows(device, (out, moments), x, [w, b], eps));
+}
+
+fn layer_norm_rows<O: StoredNumber, X: StoredNumber>(
+    device: &Device,
+    (out, moments): (&mut [O], &mut [f32]),
+    x: &[X],
+    [w, b]: [&[f32]; 2],
     eps: f32,
 ) {
     let width = w.len();
@@ -212,7 +267,7 @@ pub(crate) fn layer_norm(
                 let r = 1.0 / (variance + eps).sqrt();
                 (moments[2 * i], moments[2 * i + 1]) = (mean, r);
                 for (((o, x), w), b) in line.iter_mut().zip(x).zip(w).zip(b) {
-                    *o = (x - mean) * r * w + b;
+                    *o = O::of((x.wide() - mean) * r * w + b);
                 }
             }
         },
@@ -222,7 +277,19 @@ pub(crate) fn layer_norm(
 pub(crate) fn layer_norm_back(
     device: &Device,
     dx: &mut [f32],
-    x: &[f32],
+    x: StoredRef,
+    w: &[f32],
+    g: &[f32],
+    moments: &[f32],
+    accumulate: bool,
+) {
+    as_numbers!(StoredRef(x) => layer_norm_rows_back(device, dx, x, w, g, moments, accumulate));
+}
+
+fn layer_norm_rows_back<X: StoredNumber>(
+    device: &Device,
+    dx: &mut [f32],
+    x: &[X],
     w: &[f32],
     g: &[f32],
     moments: &[f32],
@@ -244,7 +311,7 @@ pub(crate) fn layer_norm_back(
                 let plain = dot(w, g) / width as f32;
                 let along = (dot3(x, w, g) - mean * plain * width as f32) * r / width as f32;
                 for (((o, x), w), g) in line.iter_mut().zip(x).zip(w).zip(g) {
-                    let d = r * (w * g - plain - (x - mean) * r * along);
+                    let d = r * (w * g - plain - (x.wide() - mean) * r * along);
                     *o = if accumulate { *o + d } else { d };
                 }
             }
@@ -252,34 +319,31 @@ pub(crate) fn layer_norm_back(
     );
 }
 
-pub(crate) fn layer_norm_back_weight(device: &Device, dw: &mut [f32], x: &[f32], g: &[f32], moments: &[f32]) {
-    let width = dw.len();
-    let sums = sum_over_rows(
+pub(crate) fn layer_norm_back_weight(device: &Device, dw: &mut [f32], x: StoredRef, g: &[f32], moments: &[f32]) {
+    as_numbers!(StoredRef(x) => back_weight(
         device,
+        dw,
+        (x, g),
         moments.len() / 2,
-        width,
         #[inline(always)]
-        |rows, sum| {
-            for row in rows {
-                let (mean, r) = (moments[2 * row], moments[2 * row + 1]);
-                let (x, g) = (&x[row * width..][..width], &g[row * width..][..width]);
-                sum.iter_mut().zip(x).zip(g).for_each(|((s, x), g)| *s += (x - mean) * r * g);
-            }
+        |row| {
+            let (mean, r) = (moments[2 * row], moments[2 * row + 1]);
+            #[inline(always)]
+            move |x| (x - mean) * r
         },
-    );
-    dw.copy_from_slice(&sums);
+    ));
 }
 
 /// `sum_i x_i y_i z_i` in sixteen independent sums.
 #[inline(always)]
-fn dot3(x: &[f32], y: &[f32], z: &[f32]) -> f32 {
+fn dot3<X: StoredNumber>(x: &[X], y: &[f32], z: &[f32]) -> f32 {
     let mut lanes = [0.0f32; 16];
     let n = x.len() / 16 * 16;
     for i in (0..n).step_by(16) {
         for lane in 0..16 {
-            lanes[lane] = (x[i + lane] * y[i + lane]).mul_add(z[i + lane], lanes[lane]);
+            lanes[lane] = (x[i + lane].wide() * y[i + lane]).mul_add(z[i + lane], lanes[lane]);
         }
     }
-    let rest: f32 = (n..x.len()).map(|i| x[i] * y[i] * z[i]).sum();
+    let rest: f32 = (n..x.len()).map(|i| x[i].wide() * y[i] * z[i]).sum();
     rest + lanes.iter().sum::<f32>()
 }

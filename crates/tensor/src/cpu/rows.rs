@@ -1,6 +1,7 @@
 //! Row-parallel loops: outputs are cut into runs of whole rows, one run a thread, each compiled for the best
 //! instruction set the CPU has.
 
+use super::stored::StoredNumber;
 use crate::device::Device;
 
 /// Runs `f` compiled with the widest vectors this CPU has. `f` and what it calls must inline for that to matter.
@@ -125,13 +126,13 @@ pub(crate) fn sum_over_rows(
 
 /// A dot product in sixteen independent sums, which a loop in one sum would not allow to be vectors.
 #[inline(always)]
-pub(crate) fn dot(x: &[f32], y: &[f32]) -> f32 {
+pub(crate) fn dot<X: StoredNumber, Y: StoredNumber>(x: &[X], y: &[Y]) -> f32 {
     let mut lanes = [0.0f32; 16];
     let (xs, ys) = (x.chunks_exact(16), y.chunks_exact(16));
-    let mut sum: f32 = xs.remainder().iter().zip(ys.remainder()).map(|(x, y)| x * y).sum();
+    let mut sum: f32 = xs.remainder().iter().zip(ys.remainder()).map(|(x, y)| x.wide() * y.wide()).sum();
     for (x, y) in xs.zip(ys) {
         for i in 0..16 {
-            lanes[i] = x[i].mul_add(y[i], lanes[i]);
+            lanes[i] = x[i].wide().mul_add(y[i].wide(), lanes[i]);
         }
     }
     sum += lanes.iter().sum::<f32>();
@@ -140,28 +141,37 @@ pub(crate) fn dot(x: &[f32], y: &[f32]) -> f32 {
 
 /// The sum of x, likewise.
 #[inline(always)]
-pub(crate) fn sum(x: &[f32]) -> f32 {
+pub(crate) fn sum<T: StoredNumber>(x: &[T]) -> f32 {
     let mut lanes = [0.0f32; 16];
     let (chunks, rest) = x.as_chunks::<16>();
     for chunk in chunks {
-        lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane += x);
+        lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane += x.wide());
     }
-    rest.iter().sum::<f32>() + lanes.iter().sum::<f32>()
+    rest.iter().map(|x| x.wide()).sum::<f32>() + lanes.iter().sum::<f32>()
 }
 
 /// The sum of `(x - mean)^2`, likewise.
 #[inline(always)]
-pub(crate) fn squares_about(x: &[f32], mean: f32) -> f32 {
+pub(crate) fn squares_about<T: StoredNumber>(x: &[T], mean: f32) -> f32 {
     let mut lanes = [0.0f32; 16];
     let (chunks, rest) = x.as_chunks::<16>();
     for chunk in chunks {
-        lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane = (x - mean).mul_add(x - mean, *lane));
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            let off = x.wide() - mean;
+            *lane = off.mul_add(off, *lane);
+        }
     }
-    rest.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() + lanes.iter().sum::<f32>()
+    rest.iter().map(|x| (x.wide() - mean) * (x.wide() - mean)).sum::<f32>() + lanes.iter().sum::<f32>()
 }
 
 /// `out = f(x)` element by element; `accumulate` adds instead.
-pub(crate) fn map(device: &Device, out: &mut [f32], x: &[f32], accumulate: bool, f: impl Fn(f32) -> f32 + Sync + Copy) {
+pub(crate) fn map<O: StoredNumber, X: StoredNumber>(
+    device: &Device,
+    out: &mut [O],
+    x: &[X],
+    accumulate: bool,
+    f: impl Fn(f32) -> f32 + Sync + Copy,
+) {
     zip(
         device,
         out,
@@ -174,11 +184,11 @@ pub(crate) fn map(device: &Device, out: &mut [f32], x: &[f32], accumulate: bool,
 }
 
 /// `out = f(x, y)` element by element; `accumulate` adds instead.
-pub(crate) fn zip(
+pub(crate) fn zip<O: StoredNumber, X: StoredNumber, Y: StoredNumber>(
     device: &Device,
-    out: &mut [f32],
-    x: &[f32],
-    y: &[f32],
+    out: &mut [O],
+    x: &[X],
+    y: &[Y],
     accumulate: bool,
     f: impl Fn(f32, f32) -> f32 + Sync + Copy,
 ) {
@@ -192,12 +202,12 @@ pub(crate) fn zip(
         |first, out| {
             let (x, y) = (&x[first..first + out.len()], &y[first..first + out.len()]);
             if accumulate {
-                for ((o, &x), &y) in out.iter_mut().zip(x).zip(y) {
-                    *o += f(x, y);
+                for ((o, x), y) in out.iter_mut().zip(x).zip(y) {
+                    *o = O::of(o.wide() + f(x.wide(), y.wide()));
                 }
             } else {
-                for ((o, &x), &y) in out.iter_mut().zip(x).zip(y) {
-                    *o = f(x, y);
+                for ((o, x), y) in out.iter_mut().zip(x).zip(y) {
+                    *o = O::of(f(x.wide(), y.wide()));
                 }
             }
         },

@@ -66,6 +66,23 @@ fn update<A: Copy + Sync, B: Send>(device: &Device, to: &mut [B], from: &[A], f:
     );
 }
 
+/// An expression where operands, each a [`Stored`] or a [`StoredRef`], are slices of the numbers that they are: compiled
+/// for each combination of types.
+macro_rules! as_numbers {
+    ($($stored:ident($operand:ident)),+ => $value:expr) => {
+        $crate::cpu::stored::as_numbers!([$($stored $operand)+] $value)
+    };
+    ([] $value:expr) => { $value };
+    ([$stored:ident $operand:ident $($rest:ident)*] $value:expr) => {
+        match $operand {
+            $crate::cpu::stored::$stored::F32($operand) => $crate::cpu::stored::as_numbers!([$($rest)*] $value),
+            $crate::cpu::stored::$stored::Bf16($operand) => $crate::cpu::stored::as_numbers!([$($rest)*] $value),
+            $crate::cpu::stored::$stored::U32(_) => $crate::cpu::stored::not_numbers(),
+        }
+    };
+}
+pub(crate) use as_numbers;
+
 /// A number as it is stored.
 pub(crate) trait StoredNumber: Copy + Send + Sync {
     fn wide(self) -> f32;
@@ -156,7 +173,7 @@ pub(crate) enum Stored<'a> {
 
 #[cold]
 #[track_caller]
-fn not_numbers() -> ! {
+pub(crate) fn not_numbers() -> ! {
     panic!("indices are not computed on")
 }
 

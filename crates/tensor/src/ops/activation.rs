@@ -1,8 +1,7 @@
 //! ReLU, GELU, sigmoid, softplus, and SiLU-gated products.
 
-use super::f32_like;
+use super::stale_like;
 use crate::cpu::activation::Pointwise;
-use crate::dtype::Dtype;
 use crate::kernels;
 use crate::tape::Var;
 use crate::tensor::Tensor;
@@ -30,10 +29,9 @@ impl Var {
 
     fn pointwise(&self, name: &'static str, f: Pointwise) -> Var {
         let (device, x, to) = (self.device().clone(), self.value().clone(), self.input());
-        let mut out = f32_like(&x);
-        kernels::activate(&mut out, &x.to_f32(), f);
-        self.tape().op(name, out.cast(self.dtype()), &[self], move |g, gradients| {
-            let x = x.to_f32();
+        let mut out = stale_like(&x);
+        kernels::activate(&mut out, &x, f);
+        self.tape().op(name, out, &[self], move |g, gradients| {
             gradients.write(&device, to, x.shape(), |dx, accumulate| {
                 kernels::activate_back(dx, &x, &g, f, accumulate);
             });
@@ -68,10 +66,9 @@ impl Var {
         assert!(both.is_multiple_of(2), "gate and up are of one width, got {both} together");
         let mut shape = x.shape().to_vec();
         *shape.last_mut().expect("a last dim") = both / 2;
-        let mut out = Tensor::stale(&device, &shape, Dtype::F32);
-        forward(&mut out, &x.to_f32(), both / 2);
-        self.tape().op(name, out.cast(self.dtype()), &[self], move |g, gradients| {
-            let x = x.to_f32();
+        let mut out = Tensor::stale(&device, &shape, self.dtype());
+        forward(&mut out, &x, both / 2);
+        self.tape().op(name, out, &[self], move |g, gradients| {
             gradients.write(&device, to, x.shape(), |dx, accumulate| {
                 backward(dx, &x, &g, both / 2, accumulate);
             });

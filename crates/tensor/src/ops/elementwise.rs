@@ -1,6 +1,6 @@
 //! Add, scale, dropout, cast, reshape, weighted sums to a scalar.
 
-use super::f32_like;
+use super::{f32_like, stale_like};
 use crate::draws::Draws;
 use crate::dtype::Dtype;
 use crate::kernels;
@@ -15,10 +15,9 @@ impl Var {
         assert_eq!(self.shape(), other.shape(), "addends");
         let (a, b, dtype) = (self.clone(), other.clone(), self.dtype());
         let make = move || {
-            let (x, y) = (a.value().to_f32(), b.value().to_f32());
-            let mut out = f32_like(&x);
-            kernels::sum(&mut out, &x, &y);
-            out.cast(dtype)
+            let mut out = stale_like(a.value());
+            kernels::sum(&mut out, a.value(), b.value());
+            out
         };
         let (to_x, to_y) = (self.input(), other.input());
         self.tape().late_op("add", (self.shape(), dtype), &[self, other], make, move |g, gradients| {

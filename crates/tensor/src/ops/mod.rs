@@ -37,6 +37,11 @@ pub use softmax::log_sum_exp_rows;
 use crate::dtype::Dtype;
 use crate::tensor::Tensor;
 
+/// Memory for a result shaped and stored like `like`.
+fn stale_like(like: &Tensor) -> Tensor {
+    Tensor::stale(like.device(), like.shape(), like.dtype())
+}
+
 /// Memory for an op's f32 result, shaped like `like`.
 fn f32_like(like: &Tensor) -> Tensor {
     Tensor::stale(like.device(), like.shape(), Dtype::F32)

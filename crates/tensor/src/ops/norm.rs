@@ -2,7 +2,7 @@
 //!
 //! The forward keeps one or two numbers a row; the backward computes the normalised values again from the input.
 
-use super::f32_like;
+use super::{f32_like, stale_like};
 use crate::dtype::Dtype;
 use crate::kernels;
 use crate::tape::Var;
@@ -15,12 +15,12 @@ impl Var {
         let width = self.value().cols();
         assert_eq!(weight.shape(), [width], "weight of a norm over {width}");
         let (device, x, w) = (self.device().clone(), self.value().clone(), weight.kept());
-        let mut out = f32_like(&x);
+        let mut out = stale_like(&x);
         let mut inverse = Tensor::stale(&device, &[x.rows()], Dtype::F32);
-        kernels::rms_norm(&mut out, &mut inverse, &x.to_f32(), &weight.value().to_f32(), eps);
+        kernels::rms_norm(&mut out, &mut inverse, &x, &weight.value().to_f32(), eps);
         let (to_x, to_w) = (self.input(), weight.input());
-        self.tape().op("rms_norm", out.cast(self.dtype()), &[self, weight], move |g, gradients| {
-            let (x, w) = (x.to_f32(), w.tensor().to_f32());
+        self.tape().op("rms_norm", out, &[self, weight], move |g, gradients| {
+            let w = w.tensor().to_f32();
             if gradients.wants(to_w) {
                 let mut dw = Tensor::stale(&device, &[width], Dtype::F32);
                 kernels::rms_norm_back_weight(&mut dw, &x, &g, &inverse);
@@ -78,15 +78,15 @@ impl Var {
         let width = self.value().cols();
         assert!(weight.shape() == [width] && bias.shape() == [width], "parameters of a norm over {width}");
         let (device, x, w) = (self.device().clone(), self.value().clone(), weight.kept());
-        let mut out = f32_like(&x);
+        let mut out = stale_like(&x);
         // Mean and inverse deviation of each row.
         let mut moments = Tensor::stale(&device, &[x.rows(), 2], Dtype::F32);
         let (weight32, bias32) = (weight.value().to_f32(), bias.value().to_f32());
-        kernels::layer_norm(&mut out, &mut moments, &x.to_f32(), &weight32, &bias32, eps);
+        kernels::layer_norm(&mut out, &mut moments, &x, &weight32, &bias32, eps);
         let (to_x, to_w, to_b) = (self.input(), weight.input(), bias.input());
-        self.tape().op("layer_norm", out.cast(self.dtype()), &[self, weight, bias], move |g, gradients| {
+        self.tape().op("layer_norm", out, &[self, weight, bias], move |g, gradients| {
             super::linear::add_bias_gradient(gradients, to_b, &g);
-            let (x, w) = (x.to_f32(), w.tensor().to_f32());
+            let w = w.tensor().to_f32();
             if gradients.wants(to_w) {
                 let mut dw = Tensor::stale(&device, &[width], Dtype::F32);
                 kernels::layer_norm_back_weight(&mut dw, &x, &g, &moments);

@@ -21,9 +21,9 @@ impl Var {
         let make = {
             let (x, index) = (self.clone(), index.clone());
             move || {
-                let mut out = Tensor::stale(x.device(), &gathered, Dtype::F32);
-                kernels::gather(&mut out, &x.value().to_f32(), &index, width, false);
-                out.cast(dtype)
+                let mut out = Tensor::stale(x.device(), &gathered, dtype);
+                kernels::gather(&mut out, x.value(), &index, width, false);
+                out
             }
         };
         self.tape().late_op("gather_rows", (&gathered, dtype), &[self], make, move |g, gradients| {
@@ -48,10 +48,10 @@ impl Var {
         let exists = |i: u32| (i as usize) < rows;
         assert!(own.all(exists) && all.all(exists), "a row index is out of {rows} rows");
         let (own, all) = (own.on(self.device()), all.on(self.device()));
-        let mut out = Tensor::stale(self.device(), &[own.len(), width], Dtype::F32);
-        kernels::gather(&mut out, &self.value().to_f32(), &own, width, false);
+        let mut out = Tensor::stale(self.device(), &[own.len(), width], self.dtype());
+        kernels::gather(&mut out, self.value(), &own, width, false);
         let (to, shape) = (self.input(), self.shape().to_vec());
-        self.tape().fallible_op("gather_rows_in_part", out.cast(self.dtype()), &[self], move |g, gradients| {
+        self.tape().fallible_op("gather_rows_in_part", out, &[self], move |g, gradients| {
             let g = complete(g)?;
             gradients.write(g.device(), to, &shape, |dx, accumulate| {
                 kernels::scatter_add(dx, &g.to_f32(), &all, width, accumulate);
@@ -85,7 +85,7 @@ impl Var {
     pub fn concat_rows(parts: Vec<Var>) -> Var {
         let rows: usize = parts.iter().map(|part| part.value().rows()).sum();
         let (width, tape, dtype) = (parts[0].value().cols(), parts[0].tape().clone(), parts[0].dtype());
-        let mut out = Tensor::stale(tape.device(), &[rows, width], Dtype::F32);
+        let mut out = Tensor::stale(tape.device(), &[rows, width], dtype);
         let (mut pieces, mut start) = (Vec::with_capacity(parts.len()), 0);
         for part in &parts {
             assert_eq!(part.value().cols(), width, "parts of one width");
@@ -95,7 +95,7 @@ impl Var {
             pieces.push((part.input(), part.shape().to_vec(), piece));
         }
         let inputs: Vec<&Var> = parts.iter().collect();
-        tape.op("concat_rows", out.cast(dtype), &inputs, move |g, gradients| {
+        tape.op("concat_rows", out, &inputs, move |g, gradients| {
             for (to, shape, piece) in pieces {
                 let mut part = Tensor::stale(g.device(), &shape, Dtype::F32);
                 part.copy_part(0, &g, piece);
@@ -155,11 +155,11 @@ impl Var {
         assert!(places.all(|p| p == NOWHERE || (p as usize) < rows), "a place is out of {rows} rows");
         let (device, width, places) = (self.device().clone(), Width { k, row }, places.on(self.device()));
         let (x, w) = (self.value().clone(), weights.value().clone());
-        let mut out = Tensor::stale(&device, &[tokens, row], Dtype::F32);
-        kernels::weighted_sum(&mut out, &x.to_f32(), &w.to_f32(), &places, width);
+        let mut out = Tensor::stale(&device, &[tokens, row], self.dtype());
+        kernels::weighted_sum(&mut out, &x, &w.to_f32(), &places, width);
         let (to_x, to_w, shape) = (self.input(), weights.input(), self.shape().to_vec());
-        self.tape().op("weighted_sum_rows", out.cast(self.dtype()), &[self, weights], move |g, gradients| {
-            let (x, w) = (x.to_f32(), w.to_f32());
+        self.tape().op("weighted_sum_rows", out, &[self, weights], move |g, gradients| {
+            let w = w.to_f32();
             if gradients.wants(to_w) {
                 let mut dw = f32_like(&w);
                 kernels::weighted_sum_back_weights(&mut dw, &x, &g, &places, width);

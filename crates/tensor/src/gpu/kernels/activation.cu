@@ -46,29 +46,29 @@ DEVICE float gradient_of(Pointwise f, float x, float g) {
 }
 
 // out[i] = f(x[i])
-KERNEL(activate, (Span<float> out, Span<const float> x, Pointwise f)) {
-    EACH(i, out.len) { out.data[i] = value_of(f, x.data[i]); }
+KERNEL(activate, (Any out, ConstAny x, Pointwise f)) {
+    EACH(i, out.len) { store(out, i, value_of(f, load(x, i))); }
 }
 
 // dx[i] (+)= f'(x[i]) g[i]
-KERNEL(activate_back, (Span<float> dx, Span<const float> x, Span<const float> g, Pointwise f, u32 accumulate)) {
-    EACH(i, dx.len) { set_or_add(dx.data[i], gradient_of(f, x.data[i], g.data[i]), accumulate); }
+KERNEL(activate_back, (Span<float> dx, ConstAny x, Span<const float> g, Pointwise f, u32 accumulate)) {
+    EACH(i, dx.len) { set_or_add(dx.data[i], gradient_of(f, load(x, i), g.data[i]), accumulate); }
 }
 
 // out [R, width] = silu(gate) up, x being [R, gate | up]
-KERNEL(swiglu, (Span<float> out, Span<const float> x, u64 width)) {
+KERNEL(swiglu, (Any out, ConstAny x, u64 width)) {
     EACH(i, out.len) {
         u64 at = gate_place(i, width);
-        float a = x.data[at], b = x.data[at + width];
-        out.data[i] = a * sigmoid(a) * b;
+        float a = load(x, at), b = load(x, at + width);
+        store(out, i, a * sigmoid(a) * b);
     }
 }
 
 // dx [R, gate | up] (+)= the gradient by g [R, width]
-KERNEL(swiglu_back, (Span<float> dx, Span<const float> x, Span<const float> g, u64 width, u32 accumulate)) {
+KERNEL(swiglu_back, (Span<float> dx, ConstAny x, Span<const float> g, u64 width, u32 accumulate)) {
     EACH(i, g.len) {
         u64 at = gate_place(i, width);
-        float a = x.data[at], b = x.data[at + width], slope = g.data[i];
+        float a = load(x, at), b = load(x, at + width), slope = g.data[i];
         float s = sigmoid(a);
         set_or_add(dx.data[at], slope * b * s * (1.0f + a * (1.0f - s)), accumulate);
         set_or_add(dx.data[at + width], slope * a * s, accumulate);
@@ -79,20 +79,20 @@ KERNEL(swiglu_back, (Span<float> dx, Span<const float> x, Span<const float> g, u
 constexpr float STEEPNESS = 1.702f;
 
 // out [R, width] = a sigmoid(1.702 a) (b + 1), a and b being gate and up of x [R, gate | up], clamped
-KERNEL(clamped_swiglu, (Span<float> out, Span<const float> x, u64 width, float limit)) {
+KERNEL(clamped_swiglu, (Any out, ConstAny x, u64 width, float limit)) {
     EACH(i, out.len) {
         u64 at = gate_place(i, width);
-        float a = fminf(x.data[at], limit), b = fminf(fmaxf(x.data[at + width], -limit), limit);
-        out.data[i] = a * sigmoid(STEEPNESS * a) * (b + 1.0f);
+        float a = fminf(load(x, at), limit), b = fminf(fmaxf(load(x, at + width), -limit), limit);
+        store(out, i, a * sigmoid(STEEPNESS * a) * (b + 1.0f));
     }
 }
 
 // dx [R, gate | up] (+)= the gradient by g [R, width]
 KERNEL(clamped_swiglu_back,
-       (Span<float> dx, Span<const float> x, Span<const float> g, u64 width, float limit, u32 accumulate)) {
+       (Span<float> dx, ConstAny x, Span<const float> g, u64 width, float limit, u32 accumulate)) {
     EACH(i, g.len) {
         u64 at = gate_place(i, width);
-        float gate = x.data[at], up = x.data[at + width], slope = g.data[i];
+        float gate = load(x, at), up = load(x, at + width), slope = g.data[i];
         float a = fminf(gate, limit), b = fminf(fmaxf(up, -limit), limit);
         float s = sigmoid(STEEPNESS * a);
         // What is clamped passes nothing; at the limit itself it does.

@@ -1,8 +1,8 @@
 // Sums, factors, dropout, weighted sums to a scalar.
 #include "common.cuh"
 
-KERNEL(sum, (Span<float> out, Span<const float> x, Span<const float> y)) {
-    EACH(i, out.len) out.data[i] = x.data[i] + y.data[i];
+KERNEL(sum, (Any out, ConstAny x, ConstAny y)) {
+    EACH(i, out.len) store(out, i, load(x, i) + load(y, i));
 }
 
 KERNEL(scale, (Span<float> out, Span<const float> x, float factor, u32 accumulate)) {

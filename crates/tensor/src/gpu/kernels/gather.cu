@@ -4,10 +4,10 @@
 #include "rows.cuh"
 
 // out [N, width] (+)= x[index]
-KERNEL(gather, (Span<float> out, Span<const float> x, Span<const u32> index, u64 width, u32 accumulate)) {
+KERNEL(gather, (Any out, ConstAny x, Span<const u32> index, u64 width, u32 accumulate)) {
     EACH(i, out.len) {
         Cell cell = cell_of(i, width);
-        set_or_add(out.data[i], x.data[index.data[cell.row] * width + cell.column], accumulate);
+        set_or_add(out, i, load(x, index.data[cell.row] * width + cell.column), accumulate);
     }
 }
 
@@ -20,28 +20,27 @@ KERNEL(scatter_add, (Span<float> out, Span<const float> x, Span<const u32> index
 }
 
 // out [T, row] = sum_j w[t, j] x[places[t, j]], over the places there are
-KERNEL(weighted_sum,
-       (Span<float> out, Span<const float> x, Span<const float> w, Span<const u32> places, Width width)) {
+KERNEL(weighted_sum, (Any out, ConstAny x, Span<const float> w, Span<const u32> places, Width width)) {
     EACH(i, out.len) {
         Cell cell = cell_of(i, width.row);
         float sum = 0.0f;
         for (u64 route = cell.row * width.k; route < (cell.row + 1) * width.k; route++) {
             u32 place = places.data[route];
-            if (place != NOWHERE) sum = fmaf(w.data[route], x.data[place * width.row + cell.column], sum);
+            if (place != NOWHERE) sum = fmaf(w.data[route], load(x, place * width.row + cell.column), sum);
         }
-        out.data[i] = sum;
+        store(out, i, sum);
     }
 }
 
 // dw[t, j] = <x[places[t, j]], g[t]>, 0 where there is no place
 KERNEL(weighted_sum_back_weights,
-       (Span<float> dw, Span<const float> x, Span<const float> g, Span<const u32> places, Width width)) {
+       (Span<float> dw, ConstAny x, Span<const float> g, Span<const u32> places, Width width)) {
     SHARED(float, partial, MAX_THREADS);
     BLOCKS(route, dw.len) {
         u32 place = places.data[route];
         u64 n = place == NOWHERE ? 0 : width.row, from = place == NOWHERE ? 0 : place * width.row;
-        const float *line = x.data + from, *slopes = g.data + route / width.k * width.row;
-        float sum = block_total(partial, n, [=](u64 i) { return line[i] * slopes[i]; });
+        const float* slopes = g.data + route / width.k * width.row;
+        float sum = block_total(partial, n, [=](u64 i) { return load(x, from + i) * slopes[i]; });
         THREADS {
             if (thread() == 0) dw.data[route] = sum;
         }

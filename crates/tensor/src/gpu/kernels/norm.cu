@@ -5,33 +5,34 @@
 DEVICE float inverse_root(float x) { return 1.0f / sqrtf(x); }
 
 // out [R, D] = x r w with r = 1 / sqrt(mean(x^2) + eps), kept in inverse [R]
-KERNEL(rms_norm, (Span<float> out, Span<float> inverse, Span<const float> x, Span<const float> w, float eps)) {
+KERNEL(rms_norm, (Any out, Span<float> inverse, ConstAny x, Span<const float> w, float eps)) {
     SHARED(float, partial, MAX_THREADS);
     u64 width = w.len;
     BLOCKS(row, inverse.len) {
-        const float* line = x.data + row * width;
-        float squares = block_total(partial, width, [=](u64 i) { return line[i] * line[i]; });
+        auto line = [=](u64 i) { return load(x, row * width + i); };
+        float squares = block_total(partial, width, [=](u64 i) { return line(i) * line(i); });
         float r = inverse_root(squares / (float)width + eps);
         THREADS {
             if (thread() == 0) inverse.data[row] = r;
-            for (u64 i = thread(); i < width; i += threads()) out.data[row * width + i] = line[i] * r * w.data[i];
+            for (u64 i = thread(); i < width; i += threads()) store(out, row * width + i, line(i) * r * w.data[i]);
         }
     }
 }
 
 // dx [R, D] (+)= r (w g - x r^2 mean(x w g)), the slope of x r w along x
-KERNEL(rms_norm_back, (Span<float> dx, Span<const float> x, Span<const float> w, Span<const float> g,
+KERNEL(rms_norm_back, (Span<float> dx, ConstAny x, Span<const float> w, Span<const float> g,
                        Span<const float> inverse, u32 accumulate)) {
     SHARED(float, partial, MAX_THREADS);
     u64 width = w.len;
     BLOCKS(row, inverse.len) {
-        const float *line = x.data + row * width, *slopes = g.data + row * width;
+        auto line = [=](u64 i) { return load(x, row * width + i); };
+        const float* slopes = g.data + row * width;
         float r = inverse.data[row];
-        float along = block_total(partial, width, [=](u64 i) { return line[i] * w.data[i] * slopes[i]; });
+        float along = block_total(partial, width, [=](u64 i) { return line(i) * w.data[i] * slopes[i]; });
         float mean = along / (float)width * r * r;
         THREADS {
             for (u64 i = thread(); i < width; i += threads()) {
-                set_or_add(dx.data[row * width + i], r * (w.data[i] * slopes[i] - line[i] * mean), accumulate);
+                set_or_add(dx.data[row * width + i], r * (w.data[i] * slopes[i] - line(i) * mean), accumulate);
             }
         }
     }
@@ -39,10 +40,10 @@ KERNEL(rms_norm_back, (Span<float> dx, Span<const float> x, Span<const float> w,
 
 // dw [D] = sum over rows of x r g
 KERNEL(rms_norm_back_weight,
-       (Span<float> dw, Span<const float> x, Span<const float> g, Span<const float> inverse)) {
+       (Span<float> dw, ConstAny x, Span<const float> g, Span<const float> inverse)) {
     u64 width = dw.len;
     sum_columns(dw.data, inverse.len, width, false, [=](u64 row, u64 c) {
-        return x.data[row * width + c] * inverse.data[row] * g.data[row * width + c];
+        return load(x, row * width + c) * inverse.data[row] * g.data[row * width + c];
     });
 }
 
@@ -105,15 +106,15 @@ KERNEL(rms_norm_of_back_squares, (Span<float> ds, Span<const float> x, Span<cons
 }
 
 // out [R, D] = (x - mean) r w + b; moments [R, 2] are mean and r = 1 / sqrt(variance + eps)
-KERNEL(layer_norm, (Span<float> out, Span<float> moments, Span<const float> x, Span<const float> w,
-                    Span<const float> b, float eps)) {
+KERNEL(layer_norm, (Any out, Span<float> moments, ConstAny x, Span<const float> w, Span<const float> b,
+                    float eps)) {
     SHARED(float, partial, MAX_THREADS);
     u64 width = w.len;
     BLOCKS(row, moments.len / 2) {
-        const float* line = x.data + row * width;
-        float mean = block_total(partial, width, [=](u64 i) { return line[i]; }) / (float)width;
+        auto line = [=](u64 i) { return load(x, row * width + i); };
+        float mean = block_total(partial, width, line) / (float)width;
         // In a second pass: the mean of squares less the square of the mean would cancel.
-        float squares = block_total(partial, width, [=](u64 i) { return (line[i] - mean) * (line[i] - mean); });
+        float squares = block_total(partial, width, [=](u64 i) { return (line(i) - mean) * (line(i) - mean); });
         float r = inverse_root(squares / (float)width + eps);
         THREADS {
             if (thread() == 0) {
@@ -121,26 +122,27 @@ KERNEL(layer_norm, (Span<float> out, Span<float> moments, Span<const float> x, S
                 moments.data[2 * row + 1] = r;
             }
             for (u64 i = thread(); i < width; i += threads()) {
-                out.data[row * width + i] = (line[i] - mean) * r * w.data[i] + b.data[i];
+                store(out, row * width + i, (line(i) - mean) * r * w.data[i] + b.data[i]);
             }
         }
     }
 }
 
 // dx [R, D] (+)= r (w g - mean(w g) - n mean(w g n)), n being the normalised row
-KERNEL(layer_norm_back, (Span<float> dx, Span<const float> x, Span<const float> w, Span<const float> g,
+KERNEL(layer_norm_back, (Span<float> dx, ConstAny x, Span<const float> w, Span<const float> g,
                          Span<const float> moments, u32 accumulate)) {
     SHARED(float, partial, MAX_THREADS);
     u64 width = w.len;
     BLOCKS(row, moments.len / 2) {
-        const float *line = x.data + row * width, *slopes = g.data + row * width;
+        auto line = [=](u64 i) { return load(x, row * width + i); };
+        const float* slopes = g.data + row * width;
         float mean = moments.data[2 * row], r = moments.data[2 * row + 1];
         float plain = block_total(partial, width, [=](u64 i) { return w.data[i] * slopes[i]; }) / (float)width;
-        float along = block_total(partial, width, [=](u64 i) { return (line[i] - mean) * w.data[i] * slopes[i]; });
+        float along = block_total(partial, width, [=](u64 i) { return (line(i) - mean) * w.data[i] * slopes[i]; });
         along = along * r / (float)width;
         THREADS {
             for (u64 i = thread(); i < width; i += threads()) {
-                float d = r * (w.data[i] * slopes[i] - plain - (line[i] - mean) * r * along);
+                float d = r * (w.data[i] * slopes[i] - plain - (line(i) - mean) * r * along);
                 set_or_add(dx.data[row * width + i], d, accumulate);
             }
         }
@@ -149,10 +151,10 @@ KERNEL(layer_norm_back, (Span<float> dx, Span<const float> x, Span<const float> 
 
 // dw [D] = sum over rows of (x - mean) r g
 KERNEL(layer_norm_back_weight,
-       (Span<float> dw, Span<const float> x, Span<const float> g, Span<const float> moments)) {
+       (Span<float> dw, ConstAny x, Span<const float> g, Span<const float> moments)) {
     u64 width = dw.len;
     sum_columns(dw.data, moments.len / 2, width, false, [=](u64 row, u64 c) {
         float mean = moments.data[2 * row], r = moments.data[2 * row + 1];
-        return (x.data[row * width + c] - mean) * r * g.data[row * width + c];
+        return (load(x, row * width + c) - mean) * r * g.data[row * width + c];
     });
 }

@@ -1,0 +1,137 @@
+//! Kernels whose operands are f32 or bf16: of numbers in bf16 they make what they make of the same numbers in f32, rounded
+//! once.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::device::Device;
+use crate::draws::Purpose;
+use crate::dtype::Dtype;
+
+/// As many as two threads share, and neither whole vectors nor whole runs of columns.
+const ROWS: usize = 150;
+const WIDTH: usize = 117;
+
+fn devices() -> [Arc<Device>; 2] {
+    [Device::new(2), Device::simulated(2).expect("a C++ compiler")]
+}
+
+fn drawn(device: &Arc<Device>, shape: &[usize], stream: u64) -> Tensor {
+    let draws = Draws::new(13, Purpose::Test, stream, 0);
+    Tensor::from_fn(device, shape, |i| draws.normal(i as u64))
+}
+
+/// Compares, to the bit, what a kernel makes of x `[ROWS, width]` in bf16, and in f32. What it writes in the type of x has
+/// one type in one case and the other in the other; the rest is f32 in both.
+#[track_caller]
+fn check(width: usize, kernel: impl Fn(&Tensor) -> Vec<Tensor>) {
+    for device in devices() {
+        let x = drawn(&device, &[ROWS, width], 0).cast(Dtype::Bf16);
+        let (got, want) = (kernel(&x), kernel(&x.to_f32()));
+        assert_eq!(got.len(), want.len());
+        for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+            compare_bits(&format!("output {i} on {device:?}"), got, want);
+        }
+    }
+}
+
+#[track_caller]
+fn compare_bits(what: &str, got: &Tensor, want: &Tensor) {
+    let bits = |of: &Tensor| of.to_vec().into_iter().map(f32::to_bits).collect::<Vec<_>>();
+    let off = bits(got).into_iter().zip(bits(&want.cast(got.dtype()))).position(|(got, want)| got != want);
+    assert_eq!((got.len(), off), (want.len(), None), "{what}: the first that differs");
+}
+
+/// What a kernel writes to memory of this type: every element, whatever it last held.
+fn made(like: &Tensor, shape: &[usize], dtype: Dtype, write: impl FnOnce(&mut Tensor)) -> Tensor {
+    let mut out = Tensor::stale(like.device(), shape, dtype);
+    out.fill(f32::NAN);
+    write(&mut out);
+    out
+}
+
+/// What a gradient's kernel writes, and what it adds to other numbers.
+fn gradients(like: &Tensor, shape: &[usize], write: impl Fn(&mut Tensor, bool)) -> [Tensor; 2] {
+    let mut sum = drawn(like.device(), shape, 9);
+    write(&mut sum, true);
+    [made(like, shape, Dtype::F32, |d| write(d, false)), sum]
+}
+
+#[test]
+fn activations() {
+    for f in [Pointwise::Relu, Pointwise::Gelu, Pointwise::Sigmoid, Pointwise::Softplus] {
+        check(WIDTH, |x| {
+            let g = drawn(x.device(), x.shape(), 1);
+            let y = made(x, x.shape(), x.dtype(), |y| activate(y, x, f));
+            let slopes = gradients(x, x.shape(), |dx, accumulate| activate_back(dx, x, &g, f, accumulate));
+            [y].into_iter().chain(slopes).collect()
+        });
+    }
+}
+
+#[test]
+fn gated_products() {
+    const LIMIT: f32 = 0.9;
+    check(2 * WIDTH, |x| {
+        let (half, g) = ([ROWS, WIDTH], drawn(x.device(), &[ROWS, WIDTH], 1));
+        let plain = made(x, &half, x.dtype(), |y| swiglu(y, x, WIDTH));
+        let clamped = made(x, &half, x.dtype(), |y| clamped_swiglu(y, x, WIDTH, LIMIT));
+        let of_plain = gradients(x, x.shape(), |dx, accumulate| swiglu_back(dx, x, &g, WIDTH, accumulate));
+        let of_clamped =
+            gradients(x, x.shape(), |dx, accumulate| clamped_swiglu_back(dx, x, &g, WIDTH, LIMIT, accumulate));
+        [plain, clamped].into_iter().chain(of_plain).chain(of_clamped).collect()
+    });
+}
+
+#[test]
+fn sums_of_either_type() {
+    for device in devices() {
+        let [x, y] = [0, 1].map(|stream| drawn(&device, &[ROWS, WIDTH], stream).cast(Dtype::Bf16));
+        let want = made(&x, x.shape(), Dtype::F32, |out| sum(out, &x.to_f32(), &y.to_f32()));
+        let types = [Dtype::F32, Dtype::Bf16];
+        for (of_out, of_x, of_y) in
+            types.iter().flat_map(|a| types.iter().flat_map(move |b| types.map(|c| (*a, *b, c))))
+        {
+            let got = made(&x, x.shape(), of_out, |out| sum(out, &x.cast(of_x), &y.cast(of_y)));
+            compare_bits(&format!("{of_out:?} = {of_x:?} + {of_y:?} on {device:?}"), &got, &want);
+        }
+    }
+}
+
+#[test]
+fn norms() {
+    check(WIDTH, |x| {
+        let (device, rows) = (x.device(), [ROWS, 2]);
+        let [w, b] = [1, 2].map(|stream| drawn(device, &[WIDTH], stream));
+        let g = drawn(device, x.shape(), 3);
+        let [mut inverse, mut moments] = [1, 2].map(|width| Tensor::stale(device, &rows[..width], Dtype::F32));
+        let plain = made(x, x.shape(), x.dtype(), |y| rms_norm(y, &mut inverse, x, &w, 1e-5));
+        let centred = made(x, x.shape(), x.dtype(), |y| layer_norm(y, &mut moments, x, &w, &b, 1e-5));
+        let of_weights = [
+            made(x, &[WIDTH], Dtype::F32, |dw| rms_norm_back_weight(dw, x, &g, &inverse)),
+            made(x, &[WIDTH], Dtype::F32, |dw| layer_norm_back_weight(dw, x, &g, &moments)),
+        ];
+        let of_plain = gradients(x, x.shape(), |dx, accumulate| rms_norm_back(dx, x, &w, &g, &inverse, accumulate));
+        let of_centred = gradients(x, x.shape(), |dx, accumulate| layer_norm_back(dx, x, &w, &g, &moments, accumulate));
+        let all = [plain, centred, inverse, moments].into_iter().chain(of_weights);
+        all.chain(of_plain).chain(of_centred).collect()
+    });
+}
+
+#[test]
+fn rows_by_index() {
+    const TOKENS: usize = 140;
+    let width = Width { k: 2, row: WIDTH };
+    check(WIDTH, |x| {
+        let index: Vec<u32> = (0..2 * TOKENS as u32).map(|i| i * 77 % ROWS as u32).collect();
+        let places: Vec<u32> = index.iter().map(|&i| if i % 7 == 0 { u32::MAX } else { i }).collect();
+        let [index, places] = [index, places].map(|rows| Tensor::from_index(x.device(), &rows));
+        let (w, g) = (drawn(x.device(), &[TOKENS, 2], 1), drawn(x.device(), &[TOKENS, WIDTH], 2));
+        let lines = [2 * TOKENS, WIDTH];
+        let rows = made(x, &lines, x.dtype(), |out| gather(out, x, &index, WIDTH, false));
+        let wide = gradients(x, &lines, |out, accumulate| gather(out, x, &index, WIDTH, accumulate));
+        let sums = made(x, &[TOKENS, WIDTH], x.dtype(), |out| weighted_sum(out, x, &w, &places, width));
+        let dw = made(x, &[TOKENS, 2], Dtype::F32, |dw| weighted_sum_back_weights(dw, x, &g, &places, width));
+        [rows, sums, dw].into_iter().chain(wide).collect()
+    });
+}
