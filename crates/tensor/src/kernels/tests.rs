@@ -12,8 +12,8 @@ use crate::dtype::Dtype;
 const ROWS: usize = 150;
 const WIDTH: usize = 117;
 
-fn devices() -> [Arc<Device>; 2] {
-    [Device::new(2), Device::simulated(2).expect("a C++ compiler")]
+fn devices() -> [(&'static str, Arc<Device>); 2] {
+    [("the host", Device::new(2)), ("an accelerator", Device::simulated(2).expect("a C++ compiler"))]
 }
 
 fn drawn(device: &Arc<Device>, shape: &[usize], stream: u64) -> Tensor {
@@ -25,12 +25,12 @@ fn drawn(device: &Arc<Device>, shape: &[usize], stream: u64) -> Tensor {
 /// one type in one case and the other in the other; the rest is f32 in both.
 #[track_caller]
 fn check(width: usize, kernel: impl Fn(&Tensor) -> Vec<Tensor>) {
-    for device in devices() {
+    for (place, device) in devices() {
         let x = drawn(&device, &[ROWS, width], 0).cast(Dtype::Bf16);
         let (got, want) = (kernel(&x), kernel(&x.to_f32()));
         assert_eq!(got.len(), want.len());
         for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-            compare_bits(&format!("output {i} on {device:?}"), got, want);
+            compare_bits(&format!("output {i} on {place}"), got, want);
         }
     }
 }
@@ -85,7 +85,7 @@ fn gated_products() {
 
 #[test]
 fn sums_of_either_type() {
-    for device in devices() {
+    for (place, device) in devices() {
         let [x, y] = [0, 1].map(|stream| drawn(&device, &[ROWS, WIDTH], stream).cast(Dtype::Bf16));
         let want = made(&x, x.shape(), Dtype::F32, |out| sum(out, &x.to_f32(), &y.to_f32()));
         let types = [Dtype::F32, Dtype::Bf16];
@@ -93,7 +93,7 @@ fn sums_of_either_type() {
             types.iter().flat_map(|a| types.iter().flat_map(move |b| types.map(|c| (*a, *b, c))))
         {
             let got = made(&x, x.shape(), of_out, |out| sum(out, &x.cast(of_x), &y.cast(of_y)));
-            compare_bits(&format!("{of_out:?} = {of_x:?} + {of_y:?} on {device:?}"), &got, &want);
+            compare_bits(&format!("{of_out:?} = {of_x:?} + {of_y:?} on {place}"), &got, &want);
         }
     }
 }
