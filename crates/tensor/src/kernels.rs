@@ -351,11 +351,12 @@ kernels! {
 
     // --- columns ----------------------------------------------------------------------------------------------------
     /// `out (+)=` columns of x.
-    columns::columns(out: f32) reads (x: f32) with (columns: ColumnRange, accumulate: bool) moves (8 * out.len());
+    columns::columns(out: any) reads (x: any) with (columns: ColumnRange, accumulate: bool)
+        moves (out.len() * (out.dtype().bytes() + x.dtype().bytes()));
     /// The columns of d become g, or g is added to them; without `accumulate` the others become zeros.
     columns::columns_back(d: f32) reads (g: f32) with (columns: ColumnRange, accumulate: bool);
     /// Row r of x and, behind it, row `r / repeats` of other.
-    columns::beside(out: f32) reads (x: f32, other: f32) with (widths: [usize; 2], repeats: usize);
+    columns::beside(out: any) reads (x: any, other: any) with (widths: [usize; 2], repeats: usize);
     /// `d (+)=` the sums of columns of g over every `repeats` rows.
     columns::beside_back(d: f32) reads (g: f32) with (columns: ColumnRange, repeats: usize, accumulate: bool)
         moves (4 * (d.len() * (repeats + 1))) within (sums_of(g));
@@ -376,11 +377,12 @@ kernels! {
     cached_attention::attend_cached(out: f32, keys: f32, values: f32)
         reads (qkv: f32, cos: f32, sin: f32, bias: f32, sinks: f32) with (shape: AttentionSizes, cached: usize, window: usize);
     relative_attention::relative_attention(out: f32, lse: f32)
-        reads (q: f32, kv: f32, distances: f32, u: f32, v: f32, first_key: u32, own_key: u32)
+        reads (q: any, kv: any, distances: any, u: f32, v: f32, first_key: u32, own_key: u32)
         with (shape: relative::RelativeAttentionSizes);
     /// Of what rows share (`distances`, u, v) each row of the batch gets a copy, to be added up.
     relative_attention::relative_attention_back(dq: f32, dkv: f32, remembered: f32, ddistances: f32, du: f32, dv: f32)
-        reads (q: f32, kv: f32, distances: f32, u: f32, v: f32, first_key: u32, own_key: u32, out: f32, lse: f32, g: f32)
+        reads (q: any, kv: any, distances: any, u: f32, v: f32, first_key: u32, own_key: u32,
+            out: any, lse: f32, g: f32)
         with (shape: relative::RelativeAttentionSizes);
     /// `to (+)=` the sum of copies.
     relative_attention::sum_copies(to: f32) reads (parts: f32) with (accumulate: bool) within (sums_of(parts));

@@ -366,7 +366,7 @@ pub(super) fn to_gradients(
 
 /// The product with as many stored numbers from `at` on.
 #[inline(always)]
-fn dot_stored(a: StoredRef, at: usize, b: &[f32]) -> f32 {
+pub(super) fn dot_stored(a: StoredRef, at: usize, b: &[f32]) -> f32 {
     match a {
         StoredRef::F32(a) => dot(&a[at..][..b.len()], b),
         StoredRef::Bf16(a) => dot(&a[at..][..b.len()], b),
@@ -375,6 +375,6 @@ fn dot_stored(a: StoredRef, at: usize, b: &[f32]) -> f32 {
 }
 
 #[inline(always)]
-pub(super) fn dot<T: StoredNumber>(a: &[T], b: &[f32]) -> f32 {
+fn dot<T: StoredNumber>(a: &[T], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(x, y)| x.wide() * y).sum()
 }

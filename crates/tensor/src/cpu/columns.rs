@@ -1,6 +1,7 @@
 //! ColumnRange: some of a matrix, and those of two matrices side by side.
 
 use super::rows::for_rows;
+use super::stored::{Stored, StoredNumber, StoredRef, as_numbers};
 use crate::device::Device;
 
 /// Rows of a thread at least.
@@ -16,20 +17,30 @@ pub(crate) struct ColumnRange {
 
 impl ColumnRange {
     #[inline(always)]
-    fn of_line<'a>(&self, line: &'a [f32]) -> &'a [f32] {
+    fn of_line<'a, T>(&self, line: &'a [T]) -> &'a [T] {
         &line[self.first..][..self.count]
     }
 }
 
 #[inline(always)]
-fn put(to: &mut [f32], from: &[f32], accumulate: bool) {
+fn put<A: StoredNumber, B: StoredNumber>(to: &mut [A], from: &[B], accumulate: bool) {
     match accumulate {
-        true => to.iter_mut().zip(from).for_each(|(to, from)| *to += from),
-        false => to.copy_from_slice(from),
+        true => to.iter_mut().zip(from).for_each(|(to, from)| *to = A::of(to.wide() + from.wide())),
+        false => to.iter_mut().zip(from).for_each(|(to, from)| *to = A::of(from.wide())),
     }
 }
 
-pub(crate) fn columns(device: &Device, out: &mut [f32], x: &[f32], columns: ColumnRange, accumulate: bool) {
+pub(crate) fn columns(device: &Device, out: Stored, x: StoredRef, columns: ColumnRange, accumulate: bool) {
+    as_numbers!(Stored(out), StoredRef(x) => put_columns(device, out, x, columns, accumulate));
+}
+
+fn put_columns<O: StoredNumber, X: StoredNumber>(
+    device: &Device,
+    out: &mut [O],
+    x: &[X],
+    columns: ColumnRange,
+    accumulate: bool,
+) {
     for_rows(
         device,
         out,
@@ -65,8 +76,18 @@ pub(crate) fn columns_back(device: &Device, d: &mut [f32], g: &[f32], columns: C
 }
 
 /// `widths` are those of x and of `other`.
-pub(crate) fn beside(device: &Device, out: &mut [f32], x: &[f32], other: &[f32], widths: [usize; 2], repeats: usize) {
-    let [width, other_width] = widths;
+pub(crate) fn beside(device: &Device, out: Stored, x: StoredRef, other: StoredRef, widths: [usize; 2], repeats: usize) {
+    as_numbers!(Stored(out), StoredRef(x), StoredRef(other) => put_beside(device, out, x, other, widths, repeats));
+}
+
+fn put_beside<O: StoredNumber, X: StoredNumber, Y: StoredNumber>(
+    device: &Device,
+    out: &mut [O],
+    x: &[X],
+    other: &[Y],
+    [width, other_width]: [usize; 2],
+    repeats: usize,
+) {
     for_rows(
         device,
         out,
@@ -75,8 +96,8 @@ pub(crate) fn beside(device: &Device, out: &mut [f32], x: &[f32], other: &[f32],
         #[inline(always)]
         |first, run| {
             for (row, to) in (first..).zip(run.chunks_exact_mut(width + other_width)) {
-                to[..width].copy_from_slice(&x[row * width..][..width]);
-                to[width..].copy_from_slice(&other[row / repeats * other_width..][..other_width]);
+                put(&mut to[..width], &x[row * width..][..width], false);
+                put(&mut to[width..], &other[row / repeats * other_width..][..other_width], false);
             }
         },
     );

@@ -8,11 +8,14 @@
 //! Keys before a query's own stretch are *remembered*: their gradient is kept apart. Work is split over (row of the
 //! batch, head).
 
-use super::attention::{BLOCK, dot, to_gradients, to_weights};
+use std::ops::Range;
+
+use super::attention::{BLOCK, dot_stored, to_gradients, to_weights};
 use super::attention_call::Shared;
 use super::gemm::{ADD, Into, SET, View, gemm_serial};
 use super::math::exp;
 use super::rows::{for_rows, simd};
+use super::stored::{StoredNumber, StoredRef, as_numbers};
 use crate::device::Device;
 
 /// Sizes of one call.
@@ -29,9 +32,9 @@ pub(crate) struct RelativeAttentionSizes {
 /// `[H, d]`.
 struct RelativeAttentionCall<'a> {
     shape: RelativeAttentionSizes,
-    queries: &'a [f32],
-    keys_values: &'a [f32],
-    distances: &'a [f32],
+    queries: StoredRef<'a>,
+    keys_values: StoredRef<'a>,
+    distances: StoredRef<'a>,
     content_bias: &'a [f32],
     position_bias: &'a [f32],
     /// For every token, the first position of its row that it may attend to; the last is itself.
@@ -100,11 +103,10 @@ impl<'a> HeadOperands<'a> {
             q.chunks_exact_mut(d).for_each(|q| q.iter_mut().zip(&bias[head * d..]).for_each(|(q, b)| *q += b));
             q
         };
+        let near_first = columns(from.distances, width, 0..shape.reach, head * d..(head + 1) * d);
         let mut distances = vec![0.0; (TOO_FAR + shape.reach + BLOCK) * d];
         let there = &mut distances[TOO_FAR * d..][..shape.reach * d];
-        for (to, from) in there.chunks_exact_mut(d).rev().zip(from.distances.chunks_exact(width)) {
-            to.copy_from_slice(&from[head * d..][..d]);
-        }
+        there.chunks_exact_mut(d).rev().zip(near_first.chunks_exact(d)).for_each(|(to, from)| to.copy_from_slice(from));
         let part = |first: usize| columns(from.keys_values, 2 * width, tokens.clone(), first..first + d);
         HeadOperands {
             shape,
@@ -163,8 +165,10 @@ fn lines(x: &[f32], first: usize, rows: usize, d: usize) -> View<'_> {
 
 /// Some columns of some rows, as a matrix of their own.
 #[inline(always)]
-fn columns(x: &[f32], width: usize, rows: std::ops::Range<usize>, columns: std::ops::Range<usize>) -> Vec<f32> {
-    rows.flat_map(|row| x[row * width..][columns.clone()].iter().copied()).collect()
+fn columns(x: StoredRef, width: usize, rows: Range<usize>, columns: Range<usize>) -> Vec<f32> {
+    as_numbers!(StoredRef(x) => {
+        rows.flat_map(|row| x[row * width..][columns.clone()].iter().map(|x| x.wide())).collect()
+    })
 }
 
 /// `out [T, H d]` and `lse [T, H]`.
@@ -172,9 +176,9 @@ pub(crate) fn relative_attention(
     device: &Device,
     out: &mut [f32],
     lse: &mut [f32],
-    queries: &[f32],
-    keys_values: &[f32],
-    distances: &[f32],
+    queries: StoredRef,
+    keys_values: StoredRef,
+    distances: StoredRef,
     content_bias: &[f32],
     position_bias: &[f32],
     first_key: &[u32],
@@ -257,14 +261,14 @@ pub(crate) fn relative_attention_back(
     ddistances: &mut [f32],
     du: &mut [f32],
     dv: &mut [f32],
-    queries: &[f32],
-    keys_values: &[f32],
-    distances: &[f32],
+    queries: StoredRef,
+    keys_values: StoredRef,
+    distances: StoredRef,
     content_bias: &[f32],
     position_bias: &[f32],
     first_key: &[u32],
     own_key: &[u32],
-    out: &[f32],
+    out: StoredRef,
     lse: &[f32],
     dout: &[f32],
     shape: RelativeAttentionSizes,
@@ -311,7 +315,7 @@ pub(crate) fn relative_attention_back(
 }
 
 #[inline(always)]
-fn backward_head(head: &HeadOperands, out: &[f32], lse: &[f32], dout: &[f32]) -> HeadSlopes {
+fn backward_head(head: &HeadOperands, out: StoredRef, lse: &[f32], dout: &[f32]) -> HeadSlopes {
     let (shape, d, seq, heads) = (head.shape, head.shape.head_dim, head.shape.seq, head.shape.heads);
     let zeros = || vec![0.0; seq * d];
     let mut slopes = HeadSlopes {
@@ -335,7 +339,7 @@ fn backward_head(head: &HeadOperands, out: &[f32], lse: &[f32], dout: &[f32]) ->
                 let (from, _, to) = head.visible(i + r, j, keys);
                 let (p, dp) = (&mut p[r * BLOCK..][..keys], &mut dp[r * BLOCK..][..keys]);
                 let at = token(i + r);
-                let inner = dot(&out[at * d..][..d], &dout[at * d..][..d]);
+                let inner = dot_stored(out, at * d, &dout[at * d..][..d]);
                 to_gradients(p, dp, (from, to), lse[at], inner, shape.scale());
             }
             content_slopes(head, &mut slopes, [&p, &dp], upstream, ((i, queries), (j, keys)));

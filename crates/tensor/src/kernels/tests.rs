@@ -42,6 +42,11 @@ fn compare_bits(what: &str, got: &Tensor, want: &Tensor) {
     assert_eq!((got.len(), off), (want.len(), None), "{what}: the first that differs");
 }
 
+/// Numbers of bf16, stored as those of `like`.
+fn stored(like: &Tensor, shape: &[usize], stream: u64) -> Tensor {
+    drawn(like.device(), shape, stream).cast(Dtype::Bf16).cast(like.dtype())
+}
+
 /// What a kernel writes to memory of this type: every element, whatever it last held.
 fn made(like: &Tensor, shape: &[usize], dtype: Dtype, write: impl FnOnce(&mut Tensor)) -> Tensor {
     let mut out = Tensor::stale(like.device(), shape, dtype);
@@ -119,6 +124,21 @@ fn norms() {
 }
 
 #[test]
+fn columns_of_matrices() {
+    const REPEATS: usize = 3;
+    let range = ColumnRange { of: WIDTH, first: 5, count: 71 };
+    check(WIDTH, |x| {
+        let some = made(x, &[ROWS, range.count], x.dtype(), |out| columns(out, x, range, false));
+        let wide = gradients(x, &[ROWS, range.count], |out, accumulate| columns(out, x, range, accumulate));
+        let few = stored(x, &[ROWS / REPEATS, 19], 1);
+        // Of either type beside one of the other, too.
+        let both = [x, &x.to_f32()]
+            .map(|x| made(x, &[ROWS, WIDTH + 19], few.dtype(), |out| beside(out, x, &few, [WIDTH, 19], REPEATS)));
+        [some].into_iter().chain(wide).chain(both).collect()
+    });
+}
+
+#[test]
 fn rows_by_index() {
     const TOKENS: usize = 140;
     let width = Width { k: 2, row: WIDTH };
@@ -133,5 +153,33 @@ fn rows_by_index() {
         let sums = made(x, &[TOKENS, WIDTH], x.dtype(), |out| weighted_sum(out, x, &w, &places, width));
         let dw = made(x, &[TOKENS, 2], Dtype::F32, |dw| weighted_sum_back_weights(dw, x, &g, &places, width));
         [rows, sums, dw].into_iter().chain(wide).collect()
+    });
+}
+
+#[test]
+fn attention_with_relative_positions() {
+    let shape = relative::RelativeAttentionSizes { seq: ROWS / 2, heads: 2, head_dim: 8, reach: 41 };
+    check(16, |q| {
+        let device = q.device();
+        let (kv, distances) = (stored(q, &[ROWS, 32], 1), stored(q, &[shape.reach, 16], 2));
+        let ([u, v], g) = ([3, 4].map(|stream| drawn(device, &[2, 8], stream)), drawn(device, &[ROWS, 16], 5));
+        let place = |t: u32| t % shape.seq as u32;
+        let keys = [|t: u32| t.saturating_sub(40), |t: u32| t / 30 * 30];
+        let [first, own] = keys.map(|key| {
+            let keys: Vec<u32> = (0..ROWS as u32).map(|t| key(place(t))).collect();
+            Tensor::from_index(device, &keys)
+        });
+        let mut lse = Tensor::stale(device, &[ROWS, 2], Dtype::F32);
+        let out = made(q, q.shape(), Dtype::F32, |out| {
+            relative_attention(out, &mut lse, q, &kv, &distances, &u, &v, &first, &own, shape);
+        });
+        let kept = out.cast(Dtype::Bf16).cast(q.dtype());
+        let sizes = [q.len(), kv.len(), kv.len(), 2 * distances.len(), 2 * u.len(), 2 * v.len()];
+        let mut slopes = sizes.map(|len| Tensor::filled(device, &[len], f32::NAN));
+        let [dq, dkv, remembered, ddistances, du, dv] = slopes.each_mut();
+        relative_attention_back(
+            dq, dkv, remembered, ddistances, du, dv, q, &kv, &distances, &u, &v, &first, &own, &kept, &lse, &g, shape,
+        );
+        [out, lse].into_iter().chain(slopes).collect()
     });
 }

@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use crate::cpu::columns::ColumnRange;
-use crate::dtype::Dtype;
 use crate::kernels;
 use crate::tape::Var;
 use crate::tensor::Tensor;
@@ -18,10 +17,10 @@ impl Var {
         let (rows, of) = (self.value().rows(), self.value().cols());
         let columns = ColumnRange { of, first: range.start, count: range.len() };
         assert!(!range.is_empty() && range.end <= of, "columns {range:?} of {of}");
-        let mut out = Tensor::stale(self.device(), &[rows, columns.count], Dtype::F32);
-        kernels::columns(&mut out, &self.value().to_f32(), columns, false);
+        let mut out = Tensor::stale(self.device(), &[rows, columns.count], self.dtype());
+        kernels::columns(&mut out, self.value(), columns, false);
         let (to, shape) = (self.input(), self.shape().to_vec());
-        self.tape().op("columns", out.cast(self.dtype()), &[self], move |g, gradients| {
+        self.tape().op("columns", out, &[self], move |g, gradients| {
             gradients.write(g.device(), to, &shape, |dx, accumulate| {
                 kernels::columns_back(dx, &g, columns, accumulate);
             });
@@ -40,10 +39,10 @@ impl Var {
         let repeats = rows.checked_div(few).unwrap_or(1).max(1);
         let widths @ [width, other_width] = [self, other].map(|part| part.value().cols());
         let of = width + other_width;
-        let mut out = Tensor::stale(self.device(), &[rows, of], Dtype::F32);
-        kernels::beside(&mut out, &self.value().to_f32(), &other.value().to_f32(), widths, repeats);
+        let mut out = Tensor::stale(self.device(), &[rows, of], self.dtype());
+        kernels::beside(&mut out, self.value(), other.value(), widths, repeats);
         let to = [self, other].map(Var::input);
-        self.tape().op("beside", out.cast(self.dtype()), &[self, other], move |g, gradients| {
+        self.tape().op("beside", out, &[self, other], move |g, gradients| {
             let [to_x, to_other] = to;
             gradients.write(g.device(), to_x, &[rows, width], |dx, accumulate| {
                 kernels::columns(dx, &g, ColumnRange { of, first: 0, count: width }, accumulate);

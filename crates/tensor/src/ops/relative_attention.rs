@@ -118,8 +118,8 @@ impl Var {
         assert_eq!(relative.distances.shape(), [stretches.reach, width], "a vector for every distance");
         assert_eq!(stretches.first_key.len(), tokens, "tokens of the stretches");
 
-        let [distances, u, v] = relative.vars().map(|var| var.value().clone());
-        let (q, kv) = (self.value().clone(), keys_values[0].value().clone());
+        let [q, kv, distances] = [self, keys_values[0], relative.distances].map(|var| var.value().clone());
+        let [u, v] = [relative.content_bias, relative.position_bias].map(|bias| bias.value().to_f32());
         let saved = Saved { stretches: stretches.clone(), q, kv, distances, u, v };
         let device = self.device().clone();
         let mut out = Tensor::stale(&device, &[tokens, width], Dtype::F32);
@@ -130,7 +130,7 @@ impl Var {
         let to_relative = relative.vars().map(Var::input);
         let inputs: Vec<&Var> = [self].into_iter().chain(keys_values).chain(relative.vars()).collect();
         self.tape().op("relative_attention", out, &inputs, move |g, gradients| {
-            saved.backward((&kept.to_f32(), &lse, &g), (to, to_relative), gradients);
+            saved.backward((&kept, &lse, &g), (to, to_relative), gradients);
         })
     }
 
@@ -145,7 +145,7 @@ impl Var {
     }
 }
 
-/// What the backward needs.
+/// What the backward needs; u and v in f32.
 struct Saved {
     stretches: Arc<Stretches>,
     q: Tensor,
@@ -156,10 +156,6 @@ struct Saved {
 }
 
 impl Saved {
-    fn operands(&self) -> [Tensor; 5] {
-        [&self.q, &self.kv, &self.distances, &self.u, &self.v].map(Tensor::to_f32)
-    }
-
     /// Multiply-adds: content and position scores, and the sums of values.
     fn attended(&self) -> f64 {
         3.0 * self.stretches.pairs * self.q.cols() as f64
@@ -170,7 +166,7 @@ impl Saved {
     }
 
     fn forward(&self, out: &mut Tensor, lse: &mut Tensor) {
-        let ([q, kv, distances, u, v], of) = (&self.operands(), &self.stretches);
+        let Saved { q, kv, distances, u, v, stretches: of } = self;
         out.device().count_attended(self.attended());
         kernels::relative_attention(out, lse, q, kv, distances, u, v, &of.first_key, &of.own_key, self.shape());
     }
@@ -190,7 +186,7 @@ impl Saved {
         let mut copies = shared.map(|x| stale(&[rows, x.len()]));
         {
             let ([dq, dkv, remembered], [ddistances, du, dv]) = (own.each_mut(), copies.each_mut());
-            let ([q, kv, distances, u, v], of, shape) = (&self.operands(), &self.stretches, self.shape());
+            let (Saved { q, kv, distances, u, v, stretches: of }, shape) = (self, self.shape());
             kernels::relative_attention_back(
                 dq,
                 dkv,

@@ -3,10 +3,10 @@
 #include "rows.cuh"
 
 // out [R, count] (+)= columns of x [R, of]
-KERNEL(columns, (Span<float> out, Span<const float> x, ColumnRange columns, u32 accumulate)) {
+KERNEL(columns, (Any out, ConstAny x, ColumnRange columns, u32 accumulate)) {
     EACH(i, out.len) {
         Cell cell = cell_of(i, columns.count);
-        set_or_add(out.data[i], x.data[cell.row * columns.of + columns.first + cell.column], accumulate);
+        set_or_add(out, i, load(x, cell.row * columns.of + columns.first + cell.column), accumulate);
     }
 }
 
@@ -23,12 +23,12 @@ KERNEL(columns_back, (Span<float> d, Span<const float> g, ColumnRange columns, u
 }
 
 // out [R, a + b]: row r of x [R, a], behind it row r / repeats of other [R / repeats, b]
-KERNEL(beside, (Span<float> out, Span<const float> x, Span<const float> other, Pair widths, u64 repeats)) {
+KERNEL(beside, (Any out, ConstAny x, ConstAny other, Pair widths, u64 repeats)) {
     u64 width = widths.a + widths.b;
     EACH(i, out.len) {
         Cell cell = cell_of(i, width);
-        out.data[i] = cell.column < widths.a ? x.data[cell.row * widths.a + cell.column]
-                                             : other.data[cell.row / repeats * widths.b + cell.column - widths.a];
+        store(out, i, cell.column < widths.a ? load(x, cell.row * widths.a + cell.column)
+                                             : load(other, cell.row / repeats * widths.b + cell.column - widths.a));
     }
 }
 

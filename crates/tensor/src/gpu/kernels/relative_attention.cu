@@ -18,7 +18,8 @@
 // position of its row that it sees (the last is itself) and the first of its own stretch.
 struct RelativeCall {
     RelativeAttentionSizes shape;
-    const float *q, *kv, *distances, *u, *v;
+    ConstAny q, kv, distances;
+    const float *u, *v;
     const u32 *first_key, *own_key;
     u64 rows;
 };
@@ -40,13 +41,13 @@ struct RelativeHead {
     // q + u or q + v.
     MEMBER float query(u64 t, u64 c, const float* bias) const {
         if (t >= call.shape.seq) return 0.0f;
-        return call.q[place(call, row, head, t, 1) + c] + bias[head * call.shape.head_dim + c];
+        return load(call.q, place(call, row, head, t, 1) + c) + bias[head * call.shape.head_dim + c];
     }
     MEMBER float key(u64 t, u64 c) const {
-        return t < call.shape.seq ? call.kv[place(call, row, head, t, 2) + c] : 0.0f;
+        return t < call.shape.seq ? load(call.kv, place(call, row, head, t, 2) + c) : 0.0f;
     }
     MEMBER float value(u64 t, u64 c) const {
-        return t < call.shape.seq ? call.kv[place(call, row, head, t, 2) + width_of(call) + c] : 0.0f;
+        return t < call.shape.seq ? load(call.kv, place(call, row, head, t, 2) + width_of(call) + c) : 0.0f;
     }
     // Of number `n` of a tile's distances, the first query and key being `i` and `j`; zeros for distances there are
     // none of.
@@ -54,7 +55,7 @@ struct RelativeHead {
         // Below zero it wraps around to one far beyond the last.
         u64 distance = i + n - (j + KEYS - 1);
         if (distance >= call.shape.reach) return 0.0f;
-        return call.distances[distance * width_of(call) + head * call.shape.head_dim + c];
+        return load(call.distances, distance * width_of(call) + head * call.shape.head_dim + c);
     }
     MEMBER Visible seen(u64 t, u64 first_key) const {
         if (t >= call.shape.seq) return {0, 0};
@@ -75,12 +76,11 @@ DEVICE void tile_scores(const RelativeHead& of, float* scores, float* of_queries
 
 // out [T, H d] and lse [T, H]
 KERNEL(relative_attention,
-       (Span<float> out, Span<float> lse, Span<const float> q, Span<const float> kv, Span<const float> distances,
-        Span<const float> u, Span<const float> v, Span<const u32> first_key, Span<const u32> own_key,
-        RelativeAttentionSizes shape)) {
+       (Span<float> out, Span<float> lse, ConstAny q, ConstAny kv, ConstAny distances, Span<const float> u,
+        Span<const float> v, Span<const u32> first_key, Span<const u32> own_key, RelativeAttentionSizes shape)) {
     ATTENDING(at, DIAGONAL_CHUNK);
-    RelativeCall call = {shape,  q.data,         kv.data,      distances.data,           u.data,
-                         v.data, first_key.data, own_key.data, first_key.len / shape.seq};
+    RelativeCall call = {shape,  q,      kv,      distances, u.data, v.data, first_key.data, own_key.data,
+                         first_key.len / shape.seq};
     u64 tiles = (shape.seq + QUERIES - 1) / QUERIES, heads = shape.heads;
     BLOCKS(task, call.rows * heads * tiles) {
         u64 i = task % tiles * QUERIES, end = least<u64>(i + QUERIES, shape.seq);
@@ -100,23 +100,22 @@ KERNEL(relative_attention,
 // What the backward reads and writes besides the forward's operands; ddistances [rows, reach, H d], du and dv [rows, H
 // d].
 struct Backward {
-    const float *out, *lse, *g;
+    ConstAny out;
+    const float *lse, *g;
     float *dq, *dkv, *remembered, *ddistances, *du, *dv;
 };
 
 // The weights and the scores' gradients of queries from `i` on and keys from `j` on.
 DEVICE void gradient_tile(const RelativeHead& of, const Backward& back, Workplace at, u64 i, u64 j) {
     u64 dim = of.call.shape.head_dim, seq = of.call.shape.seq;
-    auto number = [&](const float* x, u64 t, u64 c) {
-        return t < seq ? x[place(of.call, of.row, of.head, t, 1) + c] : 0.0f;
-    };
+    auto at_token = [&](u64 t, u64 c) { return place(of.call, of.row, of.head, t, 1) + c; };
+    auto slope = [&](u32 r, u64 c) { return i + r < seq ? back.g[at_token(i + r, c)] : 0.0f; };
     inner_products(
-        at.inner, at.partial, dim, [&](u32 r, u64 c) { return number(back.out, i + r, c); },
-        [&](u32 r, u64 c) { return number(back.g, i + r, c); });
+        at.inner, at.partial, dim,
+        [&](u32 r, u64 c) { return i + r < seq ? load(back.out, at_token(i + r, c)) : 0.0f; }, slope);
     tile_scores(of, at.scores, at.of_queries, at.of_keys, i, j);
     multiply_lines(
-        at.slopes, at.of_queries, at.of_keys, dim, [&](u32 r, u64 c) { return number(back.g, i + r, c); },
-        [&](u32 r, u64 c) { return of.value(j + r, c); });
+        at.slopes, at.of_queries, at.of_keys, dim, slope, [&](u32 r, u64 c) { return of.value(j + r, c); });
     to_score_gradients(
         at.scores, at.slopes, at.inner, scale_of(dim), [&](u32 r) { return of.seen(i + r, j); },
         [&](u32 r) { return back.lse[(of.row * seq + i + r) * of.call.shape.heads + of.head]; });
@@ -277,13 +276,13 @@ DEVICE void bias_gradients(const RelativeHead& of, const Backward& back, Workpla
 // share.
 KERNEL(relative_attention_back,
        (Span<float> dq, Span<float> dkv, Span<float> remembered, Span<float> ddistances, Span<float> du, Span<float> dv,
-        Span<const float> q, Span<const float> kv, Span<const float> distances, Span<const float> u,
-        Span<const float> v, Span<const u32> first_key, Span<const u32> own_key, Span<const float> out,
-        Span<const float> lse, Span<const float> g, RelativeAttentionSizes shape)) {
+        ConstAny q, ConstAny kv, ConstAny distances, Span<const float> u, Span<const float> v,
+        Span<const u32> first_key, Span<const u32> own_key, ConstAny out, Span<const float> lse, Span<const float> g,
+        RelativeAttentionSizes shape)) {
     WORKPLACE(at, DIAGONAL_CHUNK);
-    RelativeCall call = {shape,  q.data,         kv.data,      distances.data,           u.data,
-                         v.data, first_key.data, own_key.data, first_key.len / shape.seq};
-    Backward back = {out.data, lse.data, g.data, dq.data, dkv.data, remembered.data, ddistances.data, du.data, dv.data};
+    RelativeCall call = {shape,  q,      kv,      distances, u.data, v.data, first_key.data, own_key.data,
+                         first_key.len / shape.seq};
+    Backward back = {out, lse.data, g.data, dq.data, dkv.data, remembered.data, ddistances.data, du.data, dv.data};
     u64 for_keys = (shape.seq + KEYS - 1) / KEYS, for_queries = (shape.seq + QUERIES - 1) / QUERIES;
     u64 for_distances = (shape.reach + DISTANCES - 1) / DISTANCES, tasks = for_keys + for_queries + for_distances + 1;
     BLOCKS(task, call.rows * shape.heads * tasks) {
