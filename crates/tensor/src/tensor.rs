@@ -244,7 +244,7 @@ impl Tensor {
         out
     }
 
-    /// Shorthand for `cast(Dtype::F32)`: what every kernel computes on.
+    /// Shorthand for `cast(Dtype::F32)`.
     pub fn to_f32(&self) -> Tensor {
         self.cast(Dtype::F32)
     }

@@ -1,7 +1,7 @@
 //! The ops, one file each, forward beside backward. Most are methods of [`crate::Var`].
 //!
-//! Every op reads its inputs as f32, computes in f32 and stores its value in its first input's type. Gradients between ops
-//! are f32; a parameter's is stored as the parameter is. What backward needs is kept in the type it was stored in.
+//! Every op computes in f32, whatever its inputs are stored in, and stores its value in its first input's type. Gradients
+//! between ops are f32; a parameter's is stored as the parameter is. What backward needs is kept in the type it was stored in.
 
 mod activation;
 mod adamw;
