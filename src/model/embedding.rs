@@ -73,7 +73,7 @@ impl Embedding {
         let (model, blueprint, partial) = (&sizes.model, sizes.blueprint(), mesh.is_sequence_parallel());
         let stacks = blueprint.stacks();
         Embedding {
-            tokens: vocabulary_rows(device, "model.embed_tokens.weight", sizes, mesh),
+            tokens: vocabulary_rows(device, "model.embed_tokens.weight", sizes, mesh).looked_up(!model.tie_embeddings),
             first: mesh.slice(0, model.vocab).start,
             positions: PositionRows::new(device, sizes, mesh),
             scale: blueprint.embedding.scaled.then(|| (model.d_model as f32).sqrt()),

@@ -261,7 +261,7 @@ fn default_timeout_s() -> u64 {
 }
 
 fn default_bucket_bytes() -> usize {
-    25 << 20
+    2 << 20
 }
 
 fn default_overlap() -> bool {

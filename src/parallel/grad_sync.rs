@@ -21,6 +21,7 @@ use guildhall_tensor::{Cause, Device, Gradient, Tensor, to_host};
 
 use super::buckets::{Bucket, SyncPlan};
 use super::flight::{Flight, buffer, payload, tensor};
+use super::touched::{RowsUnderWay, TouchedRows, rows_here};
 use super::{Axis, Bucketing, Mesh, Packing, Parameters, Zero};
 
 /// The sums of one step's gradients over the ranks that hold their parameters.
@@ -41,6 +42,10 @@ pub struct GradientSync<'a> {
     /// Indexed by the number of the weight, in visiting order of those that are trained.
     gradients: Vec<Gradient>,
     complete: Vec<bool>,
+    /// Which rows each table has here that is only looked up.
+    tables: Vec<Option<Range<usize>>>,
+    /// The rows of such tables that have a gradient, if only they travel.
+    touched: Option<TouchedRows>,
     /// Whether every complete gradient has been reduced.
     settled: bool,
     /// With sharded gradients: the sums over the micro-batches so far.
@@ -75,7 +80,13 @@ struct QueueProgress {
     /// Number of buckets started.
     begun: usize,
     /// The started buckets that are still in flight.
-    under_way: VecDeque<Flight>,
+    under_way: VecDeque<StartedBucket>,
+}
+
+enum StartedBucket {
+    Whole(Flight),
+    /// Of a gradient, the rows that are not zeros on every rank.
+    Rows(RowsUnderWay),
 }
 
 /// Maximum number of buckets per queue in flight when gradients are sharded; this limits memory.
@@ -84,17 +95,41 @@ const UNDER_WAY: usize = 2;
 impl<'a> GradientSync<'a> {
     /// Synchronizes the weights of `model`; `plan` was made from the same model.
     pub fn new(plan: &'a SyncPlan, model: &mut dyn Parameters, mesh: &'a Mesh) -> GradientSync<'a> {
-        let mut gradients = Vec::new();
-        model.visit_trained(&mut |weight| gradients.push(weight.parameter.gradient().clone()));
+        let (mut gradients, mut tables) = (Vec::new(), Vec::new());
+        model.visit_trained(&mut |weight| {
+            gradients.push(weight.parameter.gradient().clone());
+            tables.push(weight.looked_up.then(|| rows_here(weight)));
+        });
         let (complete, shares) = (vec![false; gradients.len()], gradients.iter().map(|_| None).collect());
         let lanes = plan.queues.iter().map(|_| QueueProgress::default()).collect();
-        let (settled, away, settled_times) = (false, None, 0);
-        GradientSync { plan, mesh, gradients, complete, settled, shares, lanes, away, settled_times }
+        let (touched, settled, away, settled_times) = (None, false, None, 0);
+        GradientSync { plan, mesh, gradients, complete, tables, touched, settled, shares, lanes, away, settled_times }
     }
 
     /// Hands the reduced gradients that this rank's optimizer updates to `away`, instead of keeping them.
     pub fn leaving_for(self, away: Option<&'a mut dyn FnMut(Sums)>) -> GradientSync<'a> {
         GradientSync { away, ..self }
+    }
+
+    /// Whether rows of a gradient could travel without the others: where each rank gets a whole gradient that has a message
+    /// of its own.
+    pub fn could_send_rows(&self) -> bool {
+        let is_whole = !self.every_micro_batch() && self.away.is_none();
+        is_whole
+            && self
+                .plan
+                .buckets()
+                .any(|(bucket, axis)| self.table(bucket).is_some() && self.mesh.group(axis).size() > 1)
+    }
+
+    /// Sends of tables that are looked up the rows that have a gradient on some rank, and no others: with the same sums.
+    pub fn sending_rows(self, touched: Option<TouchedRows>) -> GradientSync<'a> {
+        GradientSync { touched, ..self }
+    }
+
+    /// The rows of the table that is all of a bucket.
+    fn table(&self, bucket: &Bucket) -> Option<Range<usize>> {
+        if let [number] = bucket.weights[..] { self.tables[number].clone() } else { None }
     }
 
     /// Whether gradients are reduced after every micro-batch rather than only after the last.
@@ -181,8 +216,12 @@ impl<'a> GradientSync<'a> {
         Ok(())
     }
 
-    fn start(&self, bucket: &Bucket, holders: Axis) -> Result<Flight, Error> {
+    fn start(&self, bucket: &Bucket, holders: Axis) -> Result<StartedBucket, Error> {
         let (packing, group) = (self.packing(bucket, holders), self.mesh.group(holders));
+        if let (Some(table), Some(touched)) = (self.table(bucket), &self.touched) {
+            let gradient = self.gradients[bucket.weights[0]].take();
+            return Ok(StartedBucket::Rows(RowsUnderWay::start(group, gradient, (table, touched))?));
+        }
         let gradients = join(&self.members(bucket), &packing);
         let (device, dtype) = (gradients.device().clone(), gradients.dtype());
         let request = if self.every_micro_batch() {
@@ -191,16 +230,23 @@ impl<'a> GradientSync<'a> {
         } else {
             Request::all_reduce(Reduce::Sum, payload(gradients))
         };
-        Flight::start(group, &device, travels_as(bucket), request)
+        Ok(StartedBucket::Whole(Flight::start(group, &device, travels_as(bucket), request)?))
     }
 
     /// Waits for a queue's oldest bucket in flight.
     fn arrive(&mut self, lane: usize) -> Result<(), Error> {
         let QueueProgress { begun, under_way } = &mut self.lanes[lane];
         let index = *begun - under_way.len();
-        let done = under_way.pop_front().expect("one is under way").wait()?;
+        let started = under_way.pop_front().expect("one is under way");
         let queue = &self.plan.queues[lane];
         let bucket = &queue.buckets[index];
+        let done = match started {
+            StartedBucket::Whole(flight) => flight.wait()?,
+            StartedBucket::Rows(rows) => {
+                self.gradients[bucket.weights[0]].put(rows.wait()?);
+                return Ok(());
+            }
+        };
         let (packing, sums) = (self.packing(bucket, queue.holders), arrived(bucket, &self.gradients[0].device(), done));
         if self.away.is_some() {
             self.send_away(bucket, &packing, self.mesh.group(queue.holders), sums);

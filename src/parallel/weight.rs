@@ -15,6 +15,9 @@ pub struct Weight {
     pub decays: bool,
     /// Whether it is a factor of a term of another weight, which is trained in the other's stead.
     pub adapts: bool,
+    /// Whether it is a table `[V, D]` of which a token uses one row and nothing else uses any: rows of ids that nobody reads
+    /// have gradients of zero.
+    pub looked_up: bool,
 }
 
 /// Anything that has parameters. One traversal serves initialisation, the optimizer, gradient sync, checkpoints and
@@ -78,6 +81,11 @@ impl Weight {
         Weight { adapts: true, ..self }
     }
 
+    /// The same as a table that is only looked up, or not.
+    pub fn looked_up(self, looked_up: bool) -> Weight {
+        Weight { looked_up, ..self }
+    }
+
     /// A weight of `shape` made of the placement's pieces. Matrices decay; vectors do not.
     ///
     /// # Panics
@@ -91,7 +99,8 @@ impl Weight {
         value.write_f32s(0..length, |elements| fill(elements, &placement, init));
         let decays = placement.pieces.iter().all(|piece| piece.shape.len() >= 2);
         let name = placement.pieces.first().map_or_else(String::new, |piece| piece.name.clone());
-        Weight { parameter: Parameter::new(name, value.cast(dtype)), placement, decays, adapts: false }
+        let parameter = Parameter::new(name, value.cast(dtype));
+        Weight { parameter, placement, decays, adapts: false, looked_up: false }
     }
 }
 

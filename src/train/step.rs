@@ -17,7 +17,7 @@ use crate::metrics::{Imbalance, MigratedSequences, MoeRecord, ReplacedExperts, S
 use crate::model::{Context, Model, Sizes, counted, counted_of_source};
 use crate::moe::{Config, LossTrend, Routings, StepFacts};
 use crate::optim::{self, LearningRate, Optimizer, Settings};
-use crate::parallel::{Bucketing, GradientSync, Mesh, Sums, SyncPlan, gather_weights, global_norm};
+use crate::parallel::{Bucketing, GradientSync, Mesh, Sums, SyncPlan, TouchedRows, gather_weights, global_norm};
 
 /// A rank's model, optimizer and place in the mesh.
 pub struct Trainer {
@@ -145,7 +145,7 @@ impl Trainer {
     /// # Errors
     /// What a group reports, or where a number stopped being finite.
     pub fn gradients(&mut self, batches: &StepBatches, step: u64) -> Result<StepSums, Error> {
-        let [valid_tokens, counted_tokens, source_tokens] = self.tokens_of_all(batches)?;
+        let [valid_tokens, counted_tokens, read_tokens, source_tokens] = self.tokens_of_all(batches)?;
         let mesh = self.mesh.clone();
         let facts = StepFacts {
             seed: self.seed,
@@ -163,7 +163,12 @@ impl Trainer {
         let takes_sums = self.optimizer.takes_sums();
         let mut keep = |sums| self.optimizer.keep(sums);
         let away: Option<&mut dyn FnMut(Sums)> = if takes_sums { Some(&mut keep) } else { None };
-        let mut sync = GradientSync::new(&self.sync, &mut self.model, &mesh).leaving_for(away);
+        let sync = GradientSync::new(&self.sync, &mut self.model, &mesh).leaving_for(away);
+        let touched = match sync.could_send_rows() {
+            true => touched_rows(batches, self.model.sizes().model.vocab, read_tokens, &mesh)?,
+            false => None,
+        };
+        let mut sync = sync.sending_rows(touched);
         for (batch, left) in batches.micro.iter().zip((0..batches.micro.len()).rev()) {
             self.device.stand_for(batch.alike());
             let tape = Tape::new(&self.device).recomputing(&self.recompute);
@@ -266,8 +271,9 @@ impl Trainer {
         within_budget(&self.device, &self.mesh, step)
     }
 
-    /// A step's valid tokens, those that count in auxiliary losses, and those of sources, over all ranks.
-    fn tokens_of_all(&self, batches: &StepBatches) -> Result<[u64; 3], CommError> {
+    /// A step's valid tokens, those that count in auxiliary losses, all that are read, and those of sources that count, over
+    /// all ranks.
+    fn tokens_of_all(&self, batches: &StepBatches) -> Result<[u64; 4], CommError> {
         let counts = |batch: &Batch| match batch.counted {
             Some(alike) => batch.len() as u64 * alike.alike,
             None => counted(self.model.sizes(), &batch.targets, &batch.segments)
@@ -277,16 +283,37 @@ impl Trainer {
         };
         let sources =
             |batch: &Batch| batch.source.as_ref().map_or(0, |source| counted_of_source(source) * batch.alike());
-        let mut own = vec![batches.valid() as u64, batches.micro.iter().map(counts).sum()];
+        let read =
+            |batch: &Batch| (batch.len() + batch.source.as_ref().map_or(0, |it| it.len())) as u64 * batch.alike();
+        let own_sum = |of: &dyn Fn(&Batch) -> u64| batches.micro.iter().map(of).sum();
+        let mut own = vec![batches.valid() as u64, own_sum(&counts), own_sum(&read)];
         if self.model.sizes().blueprint().reads_a_source() {
-            own.push(batches.micro.iter().map(sources).sum());
+            own.push(own_sum(&sources));
         }
         let all = self.mesh.data.all_gather_u64(&own)?;
-        Ok([0, 1, 2].map(|which| match which < own.len() {
+        Ok([0, 1, 2, 3].map(|which| match which < own.len() {
             true => all.iter().skip(which).step_by(own.len()).sum(),
             false => 0,
         }))
     }
+}
+
+/// The rows of the vocabulary that a rank reads in a step, if the step has fewer tokens than there are rows. Collective.
+fn touched_rows(
+    batches: &StepBatches,
+    vocab: usize,
+    read_tokens: u64,
+    mesh: &Mesh,
+) -> Result<Option<TouchedRows>, CommError> {
+    if read_tokens >= vocab as u64 {
+        return Ok(None);
+    }
+    if batches.micro.iter().any(|batch| batch.counted.is_some()) {
+        return TouchedRows::of_counted(read_tokens as usize, vocab, &mesh.data).map(Some);
+    }
+    let texts = batches.micro.iter().flat_map(|batch| [Some(batch), batch.source.as_deref()]);
+    let own = texts.flatten().flat_map(|text| text.tokens.iter().copied());
+    TouchedRows::of_group(own, vocab, &mesh.data).map(Some)
 }
 
 fn within_budget(device: &Device, mesh: &Mesh, step: u64) -> Result<(), Error> {

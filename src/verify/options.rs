@@ -112,7 +112,7 @@ pub(super) const KNOBS: &[Knob] = &[
         ..knob("drop_duplicates", NumericChange::Nothing, |_, _| of("moe.drop_duplicates", &["true", "false"]))
     },
     knob("overlap", NumericChange::Nothing, |_, _| of("parallel.overlap", &["true", "false"])),
-    knob("bucket_bytes", NumericChange::Nothing, |_, _| of("parallel.bucket_bytes", &["26214400", "1"])),
+    knob("bucket_bytes", NumericChange::Nothing, |_, _| of("parallel.bucket_bytes", &["2097152", "1"])),
     knob("zero", NumericChange::Nothing, |_, _| zero()),
     knob("tile", NumericChange::Nothing, |_, _| of("memory.tile", &["", "100"])),
     knob("offload", NumericChange::Nothing, |_, _| of("memory.offload", &["none", "host", "file"])),

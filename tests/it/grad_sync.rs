@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use guildhall::data::{Row, StepBatches};
 use guildhall::launch::{self, Rank};
-use guildhall::model::{Context, Sizes};
+use guildhall::model::{Config, Context, Sizes};
 use guildhall::parallel::{self, Bucketing, GradientSync, Init, Mesh, Parameters, SyncPlan, Weight};
 use guildhall::train::{Error, Trainer};
 use guildhall_comm::wrap::{Death, Delay, Fault, Faults, Link, Network, Wrapper};
@@ -15,8 +15,8 @@ use guildhall_comm::{Communicator, Error as CommError, Pending, Request};
 use guildhall_tensor::{Cause, Dtype, Tape};
 
 use crate::parity::{run_prepared, train_on};
-use crate::tiny::{BUCKETING, Recipe, gpt2, mixtral, same_bits, share, weights};
-use crate::world::{MESHES, ONE, Shape, on_mesh, shape};
+use crate::tiny::{BUCKETING, Recipe, gpt2, mixtral, nllb, same_bits, share, transformer_xl, weights};
+use crate::world::{MESHES, ONE, SLICED, Shape, on_mesh, shape};
 
 const EACH_ALONE: Bucketing = Bucketing { bytes: 1, overlap: true };
 const AFTERWARDS: Bucketing = Bucketing { bytes: 1, overlap: false };
@@ -228,6 +228,67 @@ fn gradients_are_counted_once_wherever_they_are() {
             assert_eq!(account.live(Cause::Gradients), all, "back");
             assert_eq!(account.peak(Cause::Gradients), all, "{gradients:?} in buckets of {bytes}");
         });
+    }
+}
+
+// --- rows of tables ---------------------------------------------------------------------------------------------
+
+/// Models with a table that is only read, of more rows than a step has tokens.
+fn with_large_tables() -> [Sizes; 4] {
+    let large = |sizes: Sizes| {
+        let model = Config { vocab: LARGE_VOCAB, tie_embeddings: false, ..sizes.model };
+        Sizes { model, ..sizes }
+    };
+    let half = Sizes { dtype: Dtype::Bf16, gradients: Dtype::Bf16, ..mixtral() };
+    [mixtral(), half, transformer_xl(), nllb()].map(large)
+}
+
+/// Of 6 rows with as much to read there are fewer tokens.
+const LARGE_VOCAB: usize = 200;
+
+fn all_rows_travel(trainer: &mut Trainer) {
+    bucketed(EACH_ALONE)(trainer);
+    trainer.model.visit(&mut |weight| weight.looked_up = false);
+}
+
+#[test]
+fn rows_that_nobody_reads_do_not_travel_and_no_bit_changes() {
+    for sizes in with_large_tables() {
+        let recipe = Recipe { sizes, rows: 6, micro_batch: 3 };
+        for shape in MESHES.into_iter().chain(SLICED) {
+            let want = run_prepared(&recipe, shape, all_rows_travel);
+            let got = run_prepared(&recipe, shape, bucketed(EACH_ALONE));
+            assert!(got == want, "{:?} on {shape:?}", recipe.sizes);
+        }
+    }
+}
+
+#[test]
+fn as_many_rows_travel_as_are_read() {
+    let recipe = Recipe { sizes: with_large_tables()[0].clone(), rows: 6, micro_batch: 3 };
+    let width = recipe.sizes.model.d_model;
+    let batches = on_mesh(ONE, |_, mesh| recipe.batches(mesh, 1)).remove(0);
+    let mut read: Vec<u32> = batches.micro.into_iter().flat_map(|batch| batch.tokens).collect();
+    read.sort_unstable();
+    read.dedup();
+    let sums_of = |log: &[String], rows: usize| {
+        let end = format!(" {} x f32)", rows * width);
+        log.iter().filter(|line| is_gradient(line) && line.ends_with(&end)).count()
+    };
+    let mesh = shape(4, 2);
+    for log in logs(&recipe, mesh, bucketed(EACH_ALONE)) {
+        assert_eq!(
+            [sums_of(&log, read.len()), sums_of(&log, LARGE_VOCAB)],
+            [1, 1],
+            "of the table and the head\n{log:#?}"
+        );
+    }
+    for log in logs(&recipe, mesh, all_rows_travel) {
+        assert_eq!([sums_of(&log, read.len()), sums_of(&log, LARGE_VOCAB)], [0, 2]);
+    }
+    let many = Recipe { rows: 60, ..recipe };
+    for log in logs(&many, mesh, bucketed(EACH_ALONE)) {
+        assert_eq!(sums_of(&log, LARGE_VOCAB), 2, "a step has more tokens than the table rows");
     }
 }
 

@@ -14,7 +14,7 @@ use guildhall::train::{RowSums, StepReport, Trainer};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tensor};
 
 /// The default.
-pub(crate) const BUCKETING: Bucketing = Bucketing { bytes: 25 << 20, overlap: true };
+pub(crate) const BUCKETING: Bucketing = Bucketing { bytes: 2 << 20, overlap: true };
 
 /// The epsilon is far above the rounding of a gradient that is zero in truth (key biases): Adam would divide noise by
 /// noise, and what is compared here is meshes.

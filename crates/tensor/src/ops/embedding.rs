@@ -34,3 +34,24 @@ impl Var {
         })
     }
 }
+
+impl Tensor {
+    /// Rows of this table `[V, D]` by ids, of which the first row has `first`: `[ids.len(), D]`, stored as the table is. Rows
+    /// of ids that it does not have are zeros.
+    #[track_caller]
+    pub fn rows_by_id<'a>(&self, ids: impl Into<Index<'a>>, first: usize) -> Tensor {
+        let ids = ids.into().on(self.device());
+        let mut rows = Tensor::stale(self.device(), &[ids.len(), self.cols()], self.dtype());
+        kernels::look_up(&mut rows, self, &ids, first, self.cols());
+        rows
+    }
+
+    /// Turns this table `[V, D]` into one of zeros but for the rows of some ids, no two of them equal: what
+    /// [`Tensor::rows_by_id`] is without the others.
+    #[track_caller]
+    pub fn set_rows_by_id<'a>(&mut self, rows: &Tensor, ids: impl Into<Index<'a>>, first: usize) {
+        let (ids, width) = (ids.into().on(self.device()), self.cols());
+        let mut scratch = scratch_for(self, width);
+        kernels::look_up_back(self, &mut scratch, &rows.to_f32(), &ids, first, width, false);
+    }
+}

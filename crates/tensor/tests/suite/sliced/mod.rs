@@ -192,3 +192,34 @@ fn parts_of_a_table_give_rows_or_zeros() {
         assert_eq!(nothing.shape(), [0, width]);
     });
 }
+
+/// A table of zeros but for some rows comes back from these, and other rows that it had become zeros.
+#[test]
+fn a_part_of_a_table_is_what_its_rows_make_it() {
+    let (first, rows, width) = (10, 300, 5);
+    let ids: Vec<u32> = [10, 12, 100, 309].to_vec();
+    on_devices(|device| {
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            let full = tensor(device, &random(&[rows, width], 1)).cast(dtype);
+            let some = full.rows_by_id(&ids, first);
+            let expected: Vec<f32> = ids
+                .iter()
+                .flat_map(|&id| full.rows_of(id as usize - first..id as usize - first + 1).to_vec())
+                .collect();
+            assert_eq!((some.shape(), some.dtype(), some.to_vec()), (&[ids.len(), width][..], dtype, expected));
+            let mut made = tensor(device, &random(&[rows, width], 2)).cast(dtype);
+            made.set_rows_by_id(&some, &ids, first);
+            for row in 0..rows {
+                let got = made.rows_of(row..row + 1).to_vec();
+                let expected = if ids.contains(&((row + first) as u32)) {
+                    full.rows_of(row..row + 1).to_vec()
+                } else {
+                    vec![0.0; width]
+                };
+                assert_eq!(got, expected, "row {row}, {dtype:?}");
+            }
+            made.set_rows_by_id(&full.rows_by_id(&[], first), &[], first);
+            assert!(made.to_vec().iter().all(|&x| x == 0.0));
+        }
+    });
+}
