@@ -82,6 +82,7 @@ fn measure(rank: &Rank, config: &Config, data: &Arc<dyn Source>, steps: u64) -> 
     for step in WARM_UP + 1..=WARM_UP + steps {
         let begun = Instant::now();
         trainer.step(&loader.next()?, step)?;
+        device.wait();
         seconds.push(begun.elapsed().as_secs_f64());
     }
     Ok(RankSpeed {
@@ -118,6 +119,7 @@ fn best(rank: &Rank, mut f: impl FnMut()) -> Result<f64, train::Error> {
         rank.world.barrier()?;
         let begun = Instant::now();
         f();
+        rank.device.wait();
         best = best.min(begun.elapsed().as_secs_f64());
     }
     Ok(best)

@@ -5,8 +5,8 @@ use guildhall_tensor::Cause;
 use super::{CommandFailure, bytes, duration, machine};
 use crate::config::Config;
 use crate::launch;
-use crate::memory::available_bytes;
 use crate::plan::{Candidate, Load, Machine, StepCost, Task, search};
+use crate::train;
 
 /// Refuses a backend that is not here, and more ranks than can run here.
 pub(super) fn here(config: &Config) -> Result<(), CommandFailure> {
@@ -42,7 +42,7 @@ pub(super) fn told(load: &Load) -> Option<String> {
 pub(super) fn check(config: &Config, task: &Task, neighbours: usize, cost: &StepCost) -> Result<(), CommandFailure> {
     // Without a look at the machine's speed where everything fits.
     let budget = config.memory.budget_bytes().unwrap_or(u64::MAX);
-    let free = available_bytes().map_or(u64::MAX, |free| free / neighbours as u64);
+    let free = train::free_bytes(config, neighbours).unwrap_or(u64::MAX);
     if cost.at_peak.total() <= budget && cost.at_peak.total().saturating_add(cost.offloaded) <= free - free / 8 {
         return Ok(());
     }
@@ -59,7 +59,8 @@ fn shortage(task: &Task, cost: &StepCost, machine: &Machine) -> String {
     let may = match machine.budget {
         Some(budget) if cost.at_peak.total() > budget => format!("memory.budget lets it hold {}", bytes(budget)),
         _ => format!(
-            "this machine has {} free for {ranks} rank{}, an eighth to spare",
+            "{} {} free for {ranks} rank{}, an eighth to spare",
+            if machine.host_memory.is_some() { "its devices have" } else { "this machine has" },
             bytes(machine.memory.saturating_mul(ranks as u64)),
             if ranks == 1 { "" } else { "s" }
         ),

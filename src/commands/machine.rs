@@ -11,6 +11,7 @@ use crate::launch;
 use crate::memory::available_bytes;
 use crate::parallel::{Config as Parallel, Mesh};
 use crate::plan::{LinkSpeed, Machine, names};
+use crate::train;
 
 /// The machine that the program runs on.
 pub(super) const HERE: &str = "this-machine";
@@ -44,13 +45,18 @@ fn own(file: &Path) -> Result<Machine, CommandFailure> {
     Ok(Machine::of(&table, &file.file_stem().unwrap_or_default().to_string_lossy()))
 }
 
-/// One rank's share of this machine: a few products and a copy are measured.
+/// One rank's share of this machine: a few products and a copy are measured, on what the recipe computes with.
 fn here(config: &Config, neighbours: usize) -> Result<Machine, CommandFailure> {
-    let memory = available_bytes().ok_or_else(|| {
+    let memory = train::free_bytes(config, neighbours).ok_or_else(|| {
         CommandFailure::Request(anyhow::anyhow!("how much memory is free is not known here: name a --device"))
     })?;
+    let backend = config.parallel.backend;
+    launch::device(backend, 1, 0).map_err(|missing| {
+        CommandFailure::Request(anyhow::anyhow!("{missing}; to plan for another machine, name a --device"))
+    })?;
+    let is_apart = launch::memory_apart(backend, neighbours).is_some();
     let threads = launch::share_of_cores(&config.parallel, neighbours);
-    let alone = Parallel { threads: Some(threads), ..Parallel::of(1, 1) };
+    let alone = Parallel { backend, threads: Some(threads), ..Parallel::of(1, 1) };
     let measured = launch::run(&alone, |rank| {
         let flops = |dtype: Dtype| {
             let rates = Mesh::new(rank.world.clone(), 1)?.measured(&rank.device, dtype)?.rates();
@@ -63,7 +69,7 @@ fn here(config: &Config, neighbours: usize) -> Result<Machine, CommandFailure> {
     let wire = LinkSpeed { latency_s: LATENCY, message_s: 0.0, bandwidth };
     Ok(Machine {
         name: HERE.to_owned(),
-        memory: memory / neighbours as u64,
+        memory,
         flops,
         efficiency: 1.0,
         bandwidth,
@@ -71,7 +77,7 @@ fn here(config: &Config, neighbours: usize) -> Result<Machine, CommandFailure> {
         within: wire,
         between: wire,
         host: FILE_BANDWIDTH,
-        host_memory: None,
+        host_memory: available_bytes().filter(|_| is_apart),
         budget: None,
     })
 }
@@ -80,7 +86,9 @@ fn here(config: &Config, neighbours: usize) -> Result<Machine, CommandFailure> {
 fn copied(device: &std::sync::Arc<Device>) -> f64 {
     let x = Tensor::zeros(device, &[1 << 22]);
     drop(x.to_owned_copy());
+    device.wait();
     let begun = Instant::now();
     (0..4).for_each(|_| drop(x.to_owned_copy()));
+    device.wait();
     (4 * 2 * 4 * x.len()) as f64 / begun.elapsed().as_secs_f64()
 }

@@ -14,6 +14,17 @@ pub struct MissingBackend {
     pub reason: EngineError,
 }
 
+/// Bytes of memory that are its own for each of so many ranks of this machine, where ranks compute in other memory than the
+/// machine's: their part of the smallest GPU.
+pub fn memory_apart(backend: Backend, ranks: usize) -> Option<u64> {
+    if backend != Backend::Cuda {
+        return None;
+    }
+    let gpus = cuda_devices().ok()?;
+    let smallest = gpus.iter().map(|gpu| gpu.bytes as u64).min()?;
+    Some(smallest / ranks.div_ceil(gpus.len()) as u64)
+}
+
 /// The device of the rank at this place among those of its node, whose products use up to `threads` threads. GPUs are dealt
 /// out in turn.
 ///

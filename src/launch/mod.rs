@@ -29,7 +29,7 @@ use guildhall_comm::wrap::{Delay, Ledger, Link, Network, Trace};
 use guildhall_comm::{Communicator, Failure};
 use guildhall_tensor::Device;
 
-pub use backend::{MissingBackend, device};
+pub use backend::{MissingBackend, device, memory_apart};
 pub use ending::{Refusal, RunFailure, Tellable};
 pub use join::{GiveUp, Joined};
 pub use launcher::Launched;

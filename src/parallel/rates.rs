@@ -63,10 +63,7 @@ fn products(device: &Arc<Device>, dtype: Dtype) -> f64 {
         Tensor::from_fn(device, &[SIDE, SIDE], |i| ((i * 7 + phase) % 11) as f32 - 5.0).into_dtype(dtype)
     };
     let (x, w) = (tape.constant(side(0)), tape.constant(side(3)));
-    drop(x.linear(&w, None));
-    let begun = Instant::now();
-    (0..PRODUCTS).for_each(|_| drop(x.linear(&w, None)));
-    begun.elapsed().as_secs_f64()
+    seconds_of(device, PRODUCTS, || drop(x.linear(&w, None)))
 }
 
 /// Seconds in which rows are copied in another order, as deliveries do.
@@ -75,9 +72,16 @@ fn copies(device: &Arc<Device>) -> f64 {
     let x = tape.constant(Tensor::zeros(device, &[ROWS, SIDE]));
     // An odd step visits every row once.
     let order: Vec<u32> = (0..ROWS).map(|i| (i * 4099 % ROWS) as u32).collect();
-    drop(x.gather_rows(&order));
+    seconds_of(device, COPIES, || drop(x.gather_rows(&order)))
+}
+
+/// Seconds of so many runs behind a first one, until the device is done with them.
+fn seconds_of(device: &Device, runs: usize, run: impl Fn()) -> f64 {
+    run();
+    device.wait();
     let begun = Instant::now();
-    (0..COPIES).for_each(|_| drop(x.gather_rows(&order)));
+    (0..runs).for_each(|_| run());
+    device.wait();
     begun.elapsed().as_secs_f64()
 }
 

@@ -14,7 +14,7 @@ use super::job::{Job, Start};
 use super::replicas::divergence;
 use super::saving::Saving;
 use super::screen::{Screen, record};
-use super::setup::{batch_plan, begin_with, loader, trainer};
+use super::setup::{batch_plan, begin_with, free_bytes, loader, trainer};
 use super::shares::{self, OwnShare};
 use super::step::Trainer;
 use super::tasks;
@@ -23,7 +23,6 @@ use crate::config::Config;
 use crate::data::tasks::PartLabel;
 use crate::data::{Corpus, Loader, Source, StepBatches};
 use crate::launch::{Process, Rank, RunFailure};
-use crate::memory;
 use crate::metrics::{
     CollectiveTraffic, DeadExpert, Imbalance, Offloaded, Progress, SentRows, Status, StepRecord, TaskRecord,
 };
@@ -102,8 +101,7 @@ pub fn train(process: &Process, begun: Begun) -> Result<Outcome, RunFailure<Stop
 
 /// Bytes that a rank may hold: what the recipe says, else its share of what is free.
 fn budget(config: &Config, neighbours: usize) -> Option<u64> {
-    let share = || memory::available_bytes().map(|free| free / neighbours as u64);
-    config.memory.budget_bytes().or_else(share)
+    config.memory.budget_bytes().or_else(|| free_bytes(config, neighbours))
 }
 
 /// One rank's run.

@@ -13,13 +13,19 @@ use super::step::Trainer;
 use crate::checkpoint::{self, TensorKind};
 use crate::config::{Config, LrSchedule, StorageType, Training};
 use crate::data::{self, BatchPlan, Loader, Source};
-use crate::launch::Rank;
+use crate::launch::{self, Rank};
 use crate::lora;
 use crate::memory;
 use crate::model::{Model, Sizes, count};
 use crate::moe::Shadowing;
 use crate::optim::{Decay, Hyper, LearningRate, OffloadTarget, Settings};
 use crate::parallel::{AllToAll, Mesh, Migrate, Parameters, Zero};
+
+/// Bytes that each of so many ranks of this machine may take of the memory it computes in; `None` where nobody knows.
+pub fn free_bytes(config: &Config, neighbours: usize) -> Option<u64> {
+    let of_the_machine = || memory::available_bytes().map(|free| free / neighbours as u64);
+    launch::memory_apart(config.parallel.backend, neighbours).or_else(of_the_machine)
+}
 
 /// Everything that fixes the model of a run.
 pub fn sizes(config: &Config) -> Sizes {

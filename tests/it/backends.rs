@@ -83,7 +83,11 @@ fn a_backend_that_is_not_here_is_refused_before_anything_is_done() {
     let shop = Workshop::new();
     if shop.succeeds("devices").out.contains("cuda       missing") {
         shop.fails("train tiny.toml --backend cuda", 2, &["parallel.backend = \"cuda\"", "is not to be found"]);
+        let here = "plan tiny.toml --set parallel.backend=cuda";
+        shop.fails(here, 2, &["parallel.backend = \"cuda\"", "to plan for another machine, name a --device"]);
+        shop.succeeds(&format!("{here} --device h100"));
     }
+    shop.succeeds("plan tiny.toml --set parallel.backend=simulated");
     shop.fails("train tiny.toml --backend gpu", 2, &["parallel.backend", "\"cpu\", \"simulated\", \"cuda\""]);
     let lost = shop.command("train tiny.toml --backend simulated").env("PATH", "/nonexistent").output().unwrap();
     let told = String::from_utf8(lost.stderr).unwrap();

@@ -121,11 +121,19 @@ impl Device {
         self.times.get_or_init(KernelTimes::default).take()
     }
 
+    /// Waits until kernels are done, which run on where the caller does not wait for them: for whoever measures times.
+    pub fn wait(&self) {
+        if let Engine::Accelerator(gpu) = &self.engine {
+            gpu.synchronize();
+        }
+    }
+
     /// Runs a kernel.
     pub(crate) fn timed<R>(&self, kernel: &'static str, run: impl FnOnce() -> R) -> R {
         let Some(times) = self.times.get() else { return run() };
         let begun = Instant::now();
         let result = run();
+        self.wait();
         times.add(kernel, begun);
         result
     }

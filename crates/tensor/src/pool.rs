@@ -18,6 +18,8 @@ use crate::gpu::{DeviceMemory, Gpu};
 const ALIGN_BYTES: usize = 64;
 /// Elements from which memory comes straight from the operating system, page by page as it is written.
 const LARGE: usize = 1 << 16;
+/// The least that an accelerator's memory is divided into.
+const DEVICE_BYTES_MIN: usize = 1 << 10;
 
 /// A tensor takes waiting memory of up to this many times its size.
 const WASTE: usize = 4;
@@ -95,12 +97,31 @@ impl Device {
     }
 
     /// Memory of an accelerator for so many bytes, of whatever it last held.
+    /// What waits for reuse is given back where there is no room.
+    ///
+    /// # Panics
+    /// If there is none then either.
     pub(crate) fn take_memory(&self, gpu: &Gpu, bytes: usize) -> DeviceMemory {
-        let capacity = capacity_for(bytes.div_ceil(4)) * 4;
+        let capacity = finely_rounded(bytes.max(DEVICE_BYTES_MIN));
         let found = best_fit(&mut self.free().memory, capacity);
-        let memory = found.unwrap_or_else(|| gpu.allocate(capacity));
+        let memory = found.unwrap_or_else(|| {
+            gpu.allocate(capacity)
+                .or_else(|_| {
+                    self.free().memory.clear();
+                    gpu.allocate(capacity)
+                })
+                .unwrap_or_else(|reason| panic!("{}", self.no_room(capacity, &reason)))
+        });
         memory.forget();
         memory
+    }
+
+    fn no_room(&self, bytes: usize, reason: &str) -> String {
+        let held = self.account().live_total();
+        format!(
+            "the device has no memory left for {bytes} bytes more, of which tensors hold {held} ({reason}): lower \
+             train.micro_batch or the model's sizes, recompute, or shard more; `guildhall plan` finds what fits"
+        )
     }
 
     pub(crate) fn give_memory(&self, memory: DeviceMemory) {
@@ -133,9 +154,13 @@ fn drop_older<T>(lists: &mut BTreeMap<usize, Vec<(u64, T)>>, oldest: u64) {
 /// align. Rounding a large allocation up costs address space only: pages nobody writes are never there.
 fn capacity_for(len: usize) -> usize {
     let needed = len.max(256);
-    let sizes_per_doubling = if needed < LARGE { 8 } else { 1 };
-    let step = (needed.next_power_of_two() / (2 * sizes_per_doubling)).max(1);
-    needed.next_multiple_of(step) + ALIGN_BYTES / 2
+    let rounded = if needed < LARGE { finely_rounded(needed) } else { needed.next_power_of_two() };
+    rounded + ALIGN_BYTES / 2
+}
+
+/// To one of eight sizes per doubling. Memory of accelerators is taken whether anybody writes to it or not.
+fn finely_rounded(size: usize) -> usize {
+    size.next_multiple_of((size.next_power_of_two() / 16).max(1))
 }
 
 /// The aligned window of `len` elements inside `data`.

@@ -197,10 +197,10 @@ fn compile(folder: &Path, source: &KernelSource, architecture: &str) -> Result<P
 }
 
 impl Accelerator for Cuda {
-    fn allocate(&self, bytes: usize) -> u64 {
+    fn allocate(&self, bytes: usize) -> Result<u64, String> {
         done(self.context.bind_to_thread(), "turning to the device");
         // SAFETY: nothing is read that nobody has written: `DeviceMemory` is filled by kernels and copies.
-        done(unsafe { result::malloc_sync(bytes.max(1)) }, "allocating memory")
+        unsafe { result::malloc_sync(bytes.max(1)) }.map_err(|error| failed("allocating memory", error).to_string())
     }
 
     fn free(&self, address: u64, _: usize) {
@@ -242,6 +242,10 @@ impl Accelerator for Cuda {
     fn wait(&self, stream: DeviceStream, event: &Event) {
         let Event::Cuda(event) = event else { panic!("an event of another engine") };
         done(self.stream(stream).wait(event), "waiting for an event");
+    }
+
+    fn synchronize(&self, stream: DeviceStream) {
+        done(self.stream(stream).synchronize(), "waiting for kernels");
     }
 
     /// In f32 throughout where factors are f32: no TF32.

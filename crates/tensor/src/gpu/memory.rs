@@ -15,8 +15,8 @@ pub(crate) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    pub(super) fn new(engine: &Arc<dyn Accelerator>, bytes: usize) -> DeviceMemory {
-        DeviceMemory { address: engine.allocate(bytes), bytes, engine: engine.clone() }
+    pub(super) fn new(engine: &Arc<dyn Accelerator>, bytes: usize) -> Result<DeviceMemory, String> {
+        Ok(DeviceMemory { address: engine.allocate(bytes)?, bytes, engine: engine.clone() })
     }
 
     pub(crate) fn address(&self) -> u64 {

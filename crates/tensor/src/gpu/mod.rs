@@ -57,7 +57,10 @@ pub(crate) enum Event {
 /// event of the other.
 pub(crate) trait Accelerator: Debug + Send + Sync {
     /// The address of so many bytes, of whatever they last held.
-    fn allocate(&self, bytes: usize) -> u64;
+    ///
+    /// # Errors
+    /// The engine's reason, if it has no room for them.
+    fn allocate(&self, bytes: usize) -> Result<u64, String>;
 
     /// Takes back what [`Accelerator::allocate`] gave.
     fn free(&self, address: u64, bytes: usize);
@@ -79,6 +82,9 @@ pub(crate) trait Accelerator: Debug + Send + Sync {
 
     /// What the stream is asked for from now on comes after `event`.
     fn wait(&self, stream: DeviceStream, event: &Event);
+
+    /// Waits until all is done that the stream has been asked for.
+    fn synchronize(&self, stream: DeviceStream);
 
     /// Begins a product. Does not wait. An engine whose products are the CPU's takes the threads of `device`.
     fn multiply(&self, stream: DeviceStream, device: &Device, product: &DeviceProduct);
@@ -113,7 +119,12 @@ impl Gpu {
         self.engine.multiply(DeviceStream::Compute, device, product);
     }
 
-    pub(crate) fn allocate(&self, bytes: usize) -> DeviceMemory {
+    pub(crate) fn allocate(&self, bytes: usize) -> Result<DeviceMemory, String> {
         DeviceMemory::new(&self.engine, bytes)
+    }
+
+    /// Waits until all kernels are done.
+    pub(crate) fn synchronize(&self) {
+        self.engine.synchronize(DeviceStream::Compute);
     }
 }

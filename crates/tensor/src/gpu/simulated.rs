@@ -42,12 +42,21 @@ type KernelEntry = unsafe extern "C" fn(*const *const c_void, u32, u32);
 pub(super) struct Simulated {
     libraries: BTreeMap<&'static str, Library>,
     order: Mutex<UseOrder>,
+    /// Bytes that it has, and that are taken.
+    capacity: usize,
+    held: Mutex<usize>,
 }
 
 impl Simulated {
-    /// With kernels made from `sources`.
+    /// With kernels made from `sources`, and as much memory as the host has.
     pub(super) fn new(sources: &[KernelSource]) -> Result<Simulated, EngineError> {
-        Ok(Simulated { libraries: compile::libraries(sources)?, order: Mutex::default() })
+        Simulated::with_memory(usize::MAX, sources)
+    }
+
+    /// The same with so many bytes of memory.
+    pub(super) fn with_memory(capacity: usize, sources: &[KernelSource]) -> Result<Simulated, EngineError> {
+        let (libraries, order, held) = (compile::libraries(sources)?, Mutex::default(), Mutex::default());
+        Ok(Simulated { libraries, order, capacity, held })
     }
 
     fn order(&self) -> MutexGuard<'_, UseOrder> {
@@ -71,16 +80,22 @@ fn pointer(address: u64) -> *mut u8 {
 }
 
 impl Accelerator for Simulated {
-    fn allocate(&self, bytes: usize) -> u64 {
+    fn allocate(&self, bytes: usize) -> Result<u64, String> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.capacity - *held < bytes {
+            return Err(format!("{held} bytes of {} are taken", self.capacity));
+        }
         // SAFETY: the layout has a size that is not zero.
         let memory = unsafe { alloc(layout(bytes)) };
         if memory.is_null() {
             handle_alloc_error(layout(bytes));
         }
-        memory.expose_provenance() as u64
+        *held += bytes;
+        Ok(memory.expose_provenance() as u64)
     }
 
     fn free(&self, address: u64, bytes: usize) {
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) -= bytes;
         self.order().forget(address);
         // SAFETY: `allocate` gave the address for as many bytes, and its only owner is gone.
         unsafe { dealloc(pointer(address), layout(bytes)) };
@@ -129,6 +144,10 @@ impl Accelerator for Simulated {
     fn wait(&self, stream: DeviceStream, event: &Event) {
         let Event::Simulated(clock) = event else { panic!("an event of another engine") };
         self.order().wait(stream, clock);
+    }
+
+    fn synchronize(&self, stream: DeviceStream) {
+        self.order().synchronize(stream);
     }
 
     fn multiply(&self, stream: DeviceStream, device: &Device, product: &DeviceProduct) {

@@ -129,6 +129,22 @@ fn swiglu_experts_values_and_gradients_are_those_of_the_activation() {
     }
 }
 
+/// Of a device with little memory: what waits for reuse makes room, and what tensors hold ends the run with a reason.
+#[test]
+fn memory_that_waits_makes_room() {
+    let engine = Arc::new(Simulated::with_memory(1 << 20, &sources::all()).unwrap());
+    let device = Device::accelerated(1, Gpu { engine, twin: None });
+    let quarter = |n: usize| Tensor::zeros(&device, &[n << 16]);
+    let first = quarter(1);
+    drop([quarter(1), quarter(1)]);
+    let second = quarter(2);
+    let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| quarter(2))).unwrap_err();
+    let told = told.downcast_ref::<String>().expect("a reason");
+    assert!(told.contains("524288 bytes more") && told.contains("786432"), "{told}");
+    drop((first, second));
+    drop(quarter(4));
+}
+
 /// Some hidden value or gate's gradient lies so near the middle of two numbers of bf16 that two libraries' exponentials round
 /// it differently, and with these draws one does; the tolerance of these lines knows.
 #[test]
