@@ -160,7 +160,7 @@ pub struct GenerateArgs {
     /// The checkpoint's folder
     pub checkpoint: PathBuf,
     /// The text to continue
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: String,
     /// The text is a user's message, which the model's chat template writes; only the answer is printed
     #[arg(long)]
@@ -269,7 +269,7 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "NAME", default_value = "threads")]
     pub engine: RankEngine,
     /// With --engine mpi: the words that start as many processes as stand for {ranks}
-    #[arg(long, value_name = "WORDS", default_value = "mpirun -n {ranks}")]
+    #[arg(long, value_name = "WORDS", default_value = LAUNCHER)]
     pub launcher: String,
     /// Print every layout and its differences as JSON
     #[arg(long)]
@@ -277,6 +277,9 @@ pub struct VerifyArgs {
     #[command(flatten)]
     pub overrides: Overrides,
 }
+
+/// What `verify --engine mpi` starts processes with, unless it is told.
+pub const LAUNCHER: &str = "mpirun -n {ranks}";
 
 /// What ranks are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -41,19 +41,20 @@ pub(super) fn run(arguments: BenchArgs) -> Result<(), CommandFailure> {
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let config = loaded.config;
     super::fit::here(&config)?;
+    super::fit::planned(&config)?;
     let corpus = prepare(&config)?;
     let (data, _) = training_rows(&corpus, &config, &say)?;
     let ranks = launch::run(&config.parallel, |rank| measure(&rank, &config, &data, arguments.steps));
     let ranks = launch::first_cause(ranks, train::Error::is_consequence)
         .map_err(|failure| CommandFailure::Run(anyhow::anyhow!("{failure}")))?;
     let speed = speed(&config, &ranks);
-    let path = config.run.dir.join(BENCH_FILE);
     let json = serde_json::to_string_pretty(&speed).map_err(CommandFailure::run)?;
-    fs::create_dir_all(&config.run.dir)
-        .map_err(|error| CommandFailure::Run(anyhow::anyhow!("{}: {error}", config.run.dir.display())))?;
+    print(&if arguments.json { format!("{json}\n") } else { table(&speed) })?;
+    let (dir, path) = (&config.run.dir, config.run.dir.join(BENCH_FILE));
+    fs::create_dir_all(dir).map_err(|error| CommandFailure::Run(anyhow::anyhow!("{}: {error}", dir.display())))?;
     write_atomically(&path, format!("{json}\n").as_bytes()).map_err(CommandFailure::run)?;
     say(&format!("written  {}: `guildhall report` shows it once the run has steps", path.display()));
-    print(&if arguments.json { format!("{json}\n") } else { table(&speed) })
+    Ok(())
 }
 
 /// What a rank measured.

@@ -4,7 +4,8 @@ use super::prepare::{found, held_out_parts, prepare};
 use super::trained::Trained;
 use super::{CommandFailure, kept_scores, print, say, scoring};
 use crate::cli::EvaluateArgs;
-use crate::data::{Corpus, Split};
+use crate::config::Config;
+use crate::data::{Corpus, Split, Tokenizer, expand};
 use crate::metrics::by_language;
 use crate::train::{Error, HeldOutLosses, held_out_losses};
 
@@ -53,10 +54,24 @@ pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
     Ok(())
 }
 
-/// The corpus of a checkpoint's recipe. If nothing of it is overridden, sources that have changed are announced.
+/// The corpus of a checkpoint's recipe, in the tokens of the checkpoint's tokenizer. If nothing of it is overridden, sources
+/// that have changed are announced.
 pub(super) fn corpus(trained: &Trained, is_overridden: bool) -> Result<Corpus, CommandFailure> {
-    let (config, leads) = (&trained.config, trained.process.leads());
-    let corpus = trained.process.agree(|| if leads { prepare(config) } else { found(config) })?;
+    let leads = trained.process.leads();
+    let prepared = |config: &Config| trained.process.agree(|| if leads { prepare(config) } else { found(config) });
+    let own = trained.own_tokenizer()?;
+    let corpus = match &trained.config.data.tokenizer {
+        named if !trained.config.data.trains_tokenizer() && !expand(named).is_ok_and(|path| path.exists()) => {
+            prepared(&own)?
+        }
+        _ => {
+            // Text that has changed makes another tokenizer, whose tokens mean nothing to the model.
+            let corpus = prepared(&trained.config)?;
+            let json = |tokenizer: &Tokenizer| tokenizer.to_json().map_err(CommandFailure::request);
+            let is_the_models = json(&corpus.tokenizer)? == json(&trained.tokenizer)?;
+            if is_the_models { corpus } else { prepared(&own)? }
+        }
+    };
     let has_changed = corpus.split(Split::Train).content() != trained.source.manifest.data_fingerprint;
     if has_changed && !is_overridden && leads {
         say("note: the recipe's sources have changed since training; this is their held-out part as it is now");

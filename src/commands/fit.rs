@@ -2,6 +2,7 @@
 
 use guildhall_tensor::Cause;
 
+use super::forecast::Forecast;
 use super::{CommandFailure, bytes, duration, machine};
 use crate::config::Config;
 use crate::launch;
@@ -35,6 +36,18 @@ pub(super) fn told(load: &Load) -> Option<String> {
         Load::Zipf { exponent } => Some(format!("experts as popular as Zipf's law with exponent {exponent} says")),
         _ => None,
     }
+}
+
+/// What the recipe's run would take on this machine. Refuses one that does not fit, as [`check`] does.
+pub(super) fn planned(config: &Config) -> Result<Forecast, CommandFailure> {
+    planned_beside(config, config.parallel.ranks)
+}
+
+/// The same of ranks of which so many are on this machine.
+pub(super) fn planned_beside(config: &Config, neighbours: usize) -> Result<Forecast, CommandFailure> {
+    let plan = Forecast::new(config, neighbours)?;
+    check(config, &plan.task, neighbours, &plan.skewed)?;
+    Ok(plan)
 }
 
 /// Refuses a run of which a rank needs more than it may hold, before it makes the machine unusable. The process

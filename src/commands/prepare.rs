@@ -58,7 +58,7 @@ pub(super) fn found(config: &Config) -> Result<Corpus, CommandFailure> {
 
 /// A given tokenizer that cannot serve is refused before all text is turned into its tokens.
 fn check_mask(config: &Config) -> Result<(), CommandFailure> {
-    if config.model.is_causal() || !config.data.tasks.is_empty() || config.data.tokenizer == "bpe" {
+    if config.model.is_causal() || !config.data.tasks.is_empty() || config.data.trains_tokenizer() {
         return Ok(());
     }
     let path = data::expand(&config.data.tokenizer).map_err(CommandFailure::request)?;

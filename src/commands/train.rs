@@ -74,7 +74,7 @@ pub fn conduct(
     };
     process.same("recipes", &loaded.config.to_toml())?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
-    let plan = process.agree(|| plan(&loaded.config, process))?;
+    let plan = process.agree(|| fit::planned_beside(&loaded.config, process.neighbours()))?;
     // The folder first: that it is in use should not take the preparation of a corpus to find out.
     let job = process.agree(|| Job::open(loaded.config, resume, leads).map_err(CommandFailure::request))?;
     process.same(&format!("contents of run.dir = {}", job.config.run.dir.display()), &job.mark)?;
@@ -99,13 +99,6 @@ pub fn conduct(
     let example = data.components.iter().find(|label| label.from != label.to);
     let accounted = if leads { account(&job, &plan, &result) } else { Ok(None) };
     end(&job, &plan, result, accounted.map(|summary| summary.filter(|_| speaks)), example)
-}
-
-/// Whether the run fits, by its plan.
-fn plan(config: &Config, process: &Process) -> Result<Forecast, CommandFailure> {
-    let plan = Forecast::new(config, process.neighbours())?;
-    fit::check(config, &plan.task, process.neighbours(), &plan.skewed)?;
-    Ok(plan)
 }
 
 /// Says how a run has ended, in what `accounted` for it.

@@ -36,6 +36,18 @@ impl Trained {
         Ok(Trained { source, config, tokenizer, process })
     }
 
+    /// The recipe with the checkpoint's own tokenizer for text.
+    pub(super) fn own_tokenizer(&self) -> Result<Config, CommandFailure> {
+        let path = self.source.file("tokenizer.json").map_err(CommandFailure::request)?;
+        let mut config = self.config.clone();
+        // A template of conversations stays where it was.
+        let beside = Path::new(&config.data.tokenizer).parent().map(Path::to_owned);
+        let has_chats = config.data.has_conversations();
+        config.data.chat_template = config.data.chat_template.take().or(beside.filter(|_| has_chats));
+        config.data.tokenizer = path.display().to_string();
+        Ok(config)
+    }
+
     /// Runs `f` with the model, loaded on every rank, and returns its result, which is the same on all.
     pub(super) fn run<T: Send>(
         &self,

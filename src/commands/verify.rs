@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::prepare::{prepare, training_rows};
 use super::{CommandFailure, fit, print, say};
-use crate::cli::{RankEngine, VerifyArgs};
+use crate::cli::{LAUNCHER, RankEngine, VerifyArgs};
 use crate::config::{self, Config};
 use crate::data::{Corpus, Split};
 use crate::verify::{self, BUGS, Bug, Comparison, Extent, Report, SearchProgress, SearchRequest};
@@ -31,7 +31,7 @@ pub(super) fn run(arguments: VerifyArgs) -> Result<(), CommandFailure> {
     let load = |recipe: &PathBuf| config::load(recipe, &arguments.overrides.set, None).map_err(CommandFailure::request);
     let configs = arguments.recipes.iter().map(load).collect::<Result<Vec<_>, _>>()?;
     let recipes: Vec<(&PathBuf, &Config)> = arguments.recipes.iter().zip(configs.iter().map(|l| &l.config)).collect();
-    recipes.iter().try_for_each(|(_, config)| fit::here(config))?;
+    recipes.iter().try_for_each(|(_, config)| fit::here(config).and_then(|()| fit::planned(config).map(|_| ())))?;
     recipes.iter().try_for_each(|(recipe, config)| check(&arguments, recipe, config, bug))?;
     let corpora = recipes.iter().map(|(_, config)| prepare(config)).collect::<Result<Vec<Corpus>, _>>()?;
 
@@ -79,6 +79,9 @@ fn launcher(arguments: &VerifyArgs) -> Result<Option<Vec<String>>, CommandFailur
     let words: Vec<String> = arguments.launcher.split_whitespace().map(str::to_owned).collect();
     let wrong = |text: String| Err(CommandFailure::Request(anyhow::anyhow!(text)));
     match arguments.engine {
+        RankEngine::Threads if arguments.launcher != LAUNCHER => {
+            wrong("--launcher starts processes of MPI: add --engine mpi".to_owned())
+        }
         RankEngine::Threads => Ok(None),
         RankEngine::Mpi if !cfg!(feature = "mpi") => {
             wrong("--engine mpi: this program was built without MPI; build it with --features mpi".to_owned())

@@ -153,7 +153,9 @@ fn rewritten(value: &Value, expected: &Expected) -> Option<String> {
     match (expected, value) {
         (Expected::Whole, Value::Float(number)) if number.fract() == 0.0 => Some(format!("{number:.0}")),
         (Expected::Whole, Value::String(text)) => text.parse::<u32>().ok().map(|n| n.to_string()),
-        (Expected::Number, Value::String(text)) => text.parse::<f64>().ok().map(|_| text.clone()),
+        (Expected::Number, Value::String(text)) => {
+            text.parse::<f64>().ok().filter(|number| number.is_finite()).map(|_| text.clone())
+        }
         (Expected::Truth, Value::String(text)) => truth(text).map(String::from),
         (Expected::Truth, Value::Integer(number @ 0..=1)) => Some((*number == 1).to_string()),
         (Expected::Text, Value::Array(_) | Value::Table(_)) => None,

@@ -49,7 +49,7 @@ pub(super) fn conflict(wrong: impl Into<String>, remedy: impl Into<String>) -> O
 fn vocab_holds_bytes(config: &Config) -> Option<Finding> {
     // Every byte has a token, so that any text can be written down, and so have the end of a text and the mask.
     const LEAST: usize = 256 + 2;
-    if config.data.tokenizer != "bpe" || config.model.vocab >= LEAST {
+    if !config.data.trains_tokenizer() || config.model.vocab >= LEAST {
         return None;
     }
     let wrong = "too small for data.tokenizer = \"bpe\": 256 bytes, the end of a text and the mask";

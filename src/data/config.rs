@@ -87,12 +87,17 @@ impl Config {
         let alike = self.sources.iter().all(|source| source.is_chat() == self.has_conversations());
         require(alike, "data.sources has conversations (chat = true) beside text: a corpus is of one kind");
         require(
-            !self.has_conversations() || self.tokenizer != "bpe",
+            !self.has_conversations() || !self.trains_tokenizer(),
             "data.tokenizer = \"bpe\" has none of the tokens that a chat template writes: name a model's tokenizer.json",
         );
         require(self.max_bytes != Some(0), "data.max_bytes = 0 reads nothing: leave it out to read all");
         require(!self.cache.as_os_str().is_empty(), "data.cache is empty: name a folder");
         problems
+    }
+
+    /// Whether the tokenizer is made from the text.
+    pub fn trains_tokenizer(&self) -> bool {
+        self.tokenizer == "bpe"
     }
 
     /// Whether the sources hold conversations.

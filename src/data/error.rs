@@ -214,6 +214,12 @@ pub enum Error {
     )]
     TooSmall { split: Split, tokens: u64, needed: u64, rows: u64, seq: usize },
 
+    #[error(
+        "no conversation of the {split} split has an answer in its first {seq} tokens: raise model.seq, or shorten what \
+         stands before the answers"
+    )]
+    Unanswered { split: Split, seq: usize },
+
     #[error("row {index} was asked of a source of {len} rows")]
     RowOutOfRange { index: usize, len: usize },
     #[error("the batch plan cannot be used: {0}")]

@@ -247,7 +247,7 @@ impl<'a> Preparation<'a> {
 
 /// The tokenizer that `data.tokenizer` names, with what the fingerprint must know of it.
 fn given_tokenizer(config: &Config, vocab: usize) -> Result<(Option<Tokenizer>, String), Error> {
-    if config.tokenizer == "bpe" {
+    if config.trains_tokenizer() {
         return Ok((None, format!("bpe {vocab}")));
     }
     let path = expand(&config.tokenizer)?;

@@ -52,5 +52,8 @@ fn the_page_of_a_run_shows_what_was_measured() {
     assert!(json["seconds"].as_f64() > Some(0.0));
     shop.write(&format!("{RUN}/{BENCH_FILE}"), "{");
     shop.fails(&format!("report {RUN}"), 2, &[BENCH_FILE, "guildhall bench", "delete it"]);
+    for command in [format!("bench {RECIPE}"), format!("verify {RECIPE} --ranks 1 --only tile")] {
+        shop.fails(&format!("{command} --set memory.budget=5"), 2, &["memory.budget lets it hold 5", "would need"]);
+    }
     shop.fails(&format!("bench {RECIPE} --steps 0"), 2, &["--steps 0", "use 1 or more"]);
 }

@@ -224,6 +224,9 @@ fn what_cannot_be_learned_from_is_told() {
     let twice = format!("{good}{}", chat(&[("user", "a"), ("user", "b"), ("assistant", "c")]));
     refused(&twice, "mistral", "", &["a.jsonl:2", "Roles must alternate user/assistant"]);
     refused(&chat(&[("assistant", "a")]), "mistral", "", &["a.jsonl:1", "Roles must alternate"]);
+    shop.write("a.jsonl", &chat(&[("system", &"word ".repeat(50)), ("user", "a"), ("assistant", "b")]).repeat(20));
+    let far = of_dialect(&shop, "chatml", "").unwrap().conversations(Split::Train, 8, 1).unwrap_err().to_string();
+    assert!(far.contains("an answer in its first 8 tokens") && far.contains("raise model.seq"), "{far}");
     refused(&chat(&[("user", "a")]), "chatml", "", &["nobody answers", "in 1 "]);
     let bare = shop.path("bare");
     fs::create_dir(&bare).unwrap();

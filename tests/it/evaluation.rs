@@ -121,6 +121,27 @@ fn experts_visit_in_training_alone() {
     assert!(sent("force:2", false) == sent("off", false), "something visits in evaluation");
 }
 
+/// Text that has changed, or another, would make another tokenizer, whose tokens mean nothing to the model.
+#[test]
+fn a_checkpoint_reads_any_text_by_its_own_tokenizer() {
+    let shop = Workshop::new();
+    shop.train("--set train.steps=2");
+    let folder = shop.checkpoint(RUN, 2);
+    let text: String = (0..4000u32).map(|i| format!("{} zygote quartz {} ", i * i % 977, i % 13)).collect();
+    shop.write("other.txt", &text);
+    let other = format!("evaluate {} --set data.sources=[\"other.txt\"]", folder.display());
+    let named = format!("{other} --set data.tokenizer={:?}", folder.join("tokenizer.json"));
+    let want = shop.succeeds(&named);
+    assert!(!want.err.contains("training a tokenizer"), "{}", want.err);
+    assert_eq!(shop.succeeds(&other).out, want.out);
+    // As a model is that came from elsewhere: with a path of another place.
+    let recipe = fs::read_to_string(folder.join("config.toml")).unwrap();
+    fs::write(folder.join("config.toml"), recipe.replace("tokenizer = \"bpe\"", "tokenizer = \"gone/tokenizer.json\""))
+        .unwrap();
+    reseal(&folder);
+    assert_eq!(shop.succeeds(&other).out, want.out);
+}
+
 /// Through the program: with the dropout of a checkpoint's recipe at zero and the weights that size its noise changed,
 /// the same loss and the same text.
 #[test]

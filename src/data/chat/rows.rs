@@ -52,6 +52,9 @@ impl ConversationRows {
         }
         let rows = starts.len() as u64;
         if rows < rows_min {
+            if unanswered > 0 && documents.is_empty() {
+                return Err(Error::Unanswered { split: split.split(), seq });
+            }
             let (tokens, needed) = (split.tokens(), rows_min.saturating_mul(seq as u64));
             return Err(Error::TooSmall { split: split.split(), tokens, needed, rows: rows_min, seq });
         }

@@ -162,6 +162,13 @@ fn nothing(spec: &PairSpec) -> String {
              it (news.{language})"
         );
     }
+    if Path::new(&spec.path).is_file() {
+        let both = Path::new(&spec.path).with_extension("*");
+        return format!(
+            "it is one file, and aligned lines are two: name both in one source, as `{}` does, or their folder",
+            both.display()
+        );
+    }
     match (&spec.from, &spec.to) {
         (None, None) => {
             "none of its files holds pairs: name .po, .mo, .tmx, .tsv, .jsonl or .parquet files, or files of \
