@@ -1,5 +1,7 @@
 //! Whether a run fits where it is to run, and what would.
 
+use std::fs;
+
 use guildhall_tensor::Cause;
 
 use super::forecast::Forecast;
@@ -21,6 +23,17 @@ pub(super) fn here(config: &Config) -> Result<(), CommandFailure> {
     Err(CommandFailure::Request(anyhow::anyhow!(
         "{wrong}; take fewer, or look at what they would need with guildhall plan"
     )))
+}
+
+/// A folder for state that nobody can make is refused before an earlier run makes room for this one.
+pub(super) fn offload_folder(config: &Config) -> Result<(), CommandFailure> {
+    let Some(dir) = config.memory.offload_dir.as_ref().filter(|dir| !dir.starts_with(&config.run.dir)) else {
+        return Ok(());
+    };
+    fs::create_dir_all(dir).map_err(|error| {
+        let wrong = format!("memory.offload_dir = {}: {error}", dir.display());
+        CommandFailure::Request(anyhow::anyhow!("{wrong}; name a folder that can be written"))
+    })
 }
 
 /// Rows as a router spreads them that has learned to.

@@ -1,5 +1,6 @@
 //! `guildhall train`: reads the recipe, says what it will do, does it, and leaves an account of it.
 
+use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -85,6 +86,7 @@ pub fn conduct(
     process.agree(|| check_data(&job, &data))?;
     let content = data.corpus.split(Split::Train).content();
     let (routings, anew) = process.agree(|| train::routings(&job, content).map_err(CommandFailure::request))?;
+    process.agree(|| fit::offload_folder(&job.config))?;
     let begin = || if leads { job.begin() } else { Ok(None) };
     let notice = process.agree(|| begin().map_err(CommandFailure::request))?;
     if speaks {
@@ -179,7 +181,7 @@ fn check_data(job: &Job, data: &Data) -> Result<(), CommandFailure> {
 /// Weights are of no use where numbers stand for other words.
 fn check_vocabulary(source: &checkpoint::OpenCheckpoint, data: &Data) -> Result<(), CommandFailure> {
     let path = source.folder.join("tokenizer.json");
-    let theirs = std::fs::read_to_string(&path)
+    let theirs = fs::read_to_string(&path)
         .map_err(|error| CommandFailure::Request(anyhow::anyhow!("could not read {}: {error}", path.display())))?;
     let own = &data.corpus.tokenizer;
     let json = own.to_json().map_err(CommandFailure::request)?;

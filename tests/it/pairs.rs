@@ -625,6 +625,11 @@ fn folders_of_aligned_lines_have_all_their_languages() {
     assert!(error.contains("no file from fr to pl"), "{error}");
     let error = workshop.error(workshop.spec("corpus/notes.md", None));
     assert!(error.contains("holds pairs") && error.contains(".mo"), "{error}");
+    let error = workshop.error(workshop.spec("codes/news.pt_BR", None));
+    assert!(
+        error.contains("holds pairs") && error.contains("in one source: their folder or a glob (news.*)"),
+        "{error}"
+    );
     workshop.write("a.tsv", "x\ty\n");
     let error = workshop.error(workshop.spec("a.tsv", None));
     assert!(error.contains("set `from` and `to`"), "{error}");

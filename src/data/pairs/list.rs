@@ -162,18 +162,11 @@ fn nothing(spec: &PairSpec) -> String {
              it (news.{language})"
         );
     }
-    if Path::new(&spec.path).is_file() {
-        let both = Path::new(&spec.path).with_extension("*");
-        return format!(
-            "it is one file, and aligned lines are two: name both in one source, as `{}` does, or their folder",
-            both.display()
-        );
-    }
     match (&spec.from, &spec.to) {
         (None, None) => {
-            "none of its files holds pairs: name .po, .mo, .tmx, .tsv, .jsonl or .parquet files, or files of \
-                         aligned lines whose names end in their languages (news.en, news.de)"
-                .to_owned()
+            let kinds = "name .po, .mo, .tmx, .tsv, .jsonl or .parquet files, or files of aligned lines whose names end in \
+                         their languages (news.en, news.de), all of them in one source: their folder or a glob (news.*)";
+            format!("none of its files holds pairs: {kinds}")
         }
         (from, to) => {
             let name = |side: &Option<String>| side.clone().unwrap_or_else(|| "any language".to_owned());
