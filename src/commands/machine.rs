@@ -73,7 +73,7 @@ fn here(config: &Config, neighbours: usize) -> Result<Machine, CommandFailure> {
         flops,
         efficiency: 1.0,
         bandwidth,
-        ranks_per_node: usize::MAX,
+        ranks_per_node: config.parallel.ranks.max(neighbours),
         within: wire,
         between: wire,
         host: FILE_BANDWIDTH,

@@ -44,10 +44,14 @@ pub(super) fn check(arguments: &EvaluateArgs) -> Result<(), CommandFailure> {
     }
 }
 
-/// Refuses a checkpoint that learned no tasks.
+/// Refuses a checkpoint that learned no tasks, and a folder for outputs that cannot be made.
 pub(super) fn check_tasks(arguments: &EvaluateArgs, trained: &Trained) -> Result<(), CommandFailure> {
     if !is_asked(arguments) || !trained.config.data.tasks.is_empty() {
-        return Ok(());
+        let Some(folder) = arguments.outputs.as_ref().filter(|_| trained.process.leads()) else { return Ok(()) };
+        return fs::create_dir_all(folder).map_err(|error| {
+            let wrong = format!("--outputs {}: {error}; name a folder that can be written", folder.display());
+            CommandFailure::Request(anyhow::anyhow!(wrong))
+        });
     }
     let (folder, family) = (arguments.checkpoint.display(), trained.config.model.family.name());
     Err(CommandFailure::Request(anyhow::anyhow!(
@@ -68,9 +72,6 @@ pub(super) fn scores(arguments: &EvaluateArgs, corpus: &Corpus) -> Result<Vec<Ma
         say(
             "note: the tokenizer rewrites texts before it cuts them (its normalizer): references are what it makes of them",
         );
-    }
-    if let Some(folder) = &arguments.outputs {
-        fs::create_dir_all(folder).map_err(|error| not_written(folder, &error))?;
     }
     let most = arguments.sentences.unwrap_or(SENTENCES);
     let outputs = trained.run(|model, mesh, rank| {

@@ -8,7 +8,7 @@ use crate::parallel::Backend;
 
 /// Why a backend is not to be had here.
 #[derive(Debug, thiserror::Error)]
-#[error("parallel.backend = \"{}\": {reason}", backend.name())]
+#[error("parallel.backend = \"{}\": {reason}; \"cpu\" needs nothing", backend.name())]
 pub struct MissingBackend {
     pub backend: Backend,
     pub reason: EngineError,

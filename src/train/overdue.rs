@@ -26,12 +26,12 @@ impl Overdue {
         step >= self.again
     }
 
-    pub(super) fn warning(&self, step: u64, error: &checkpoint::Error, run: &Path) -> String {
+    pub(super) fn warning(&self, step: u64, error: &checkpoint::Error, (run, steps): (&Path, u64)) -> String {
         let kept = checkpoint::newest(run).map_or("no checkpoint".to_owned(), |at| at.display().to_string());
+        let early = if self.again < steps { format!("after step {} or ", self.again) } else { String::new() };
         format!(
-            "warning: no checkpoint of step {step}: {error}\n  training goes on, and tries again after step {} or with the \
-             next checkpoint that is due; until then {kept} is the newest",
-            self.again
+            "warning: no checkpoint of step {step}: {error}\n  training goes on, and tries again {early}with the next \
+             checkpoint that is due; until then {kept} is the newest"
         )
     }
 

@@ -151,7 +151,7 @@ impl<'a> Saving<'a> {
             Err(Error::Checkpoint(error)) if error.is_of_files() => {
                 let overdue = Overdue::after(self.overdue, of, now);
                 self.overdue = Some(overdue);
-                Ok(Some(overdue.warning(of, &error, &self.config.run.dir)))
+                Ok(Some(overdue.warning(of, &error, (&self.config.run.dir, self.config.train.steps))))
             }
             Err(error) => Err(error),
         }

@@ -43,6 +43,9 @@ fn check_languages(out: &str) {
 fn scores_are_those_of_the_lines() {
     let shop = shop();
     shop.succeeds("train tasks.toml");
+    shop.write("file", "");
+    let refused = format!("evaluate {LATEST} --chrf --outputs file");
+    shop.fails(&refused, 2, &["--outputs file", "exists", "name a folder that can be written"]);
     let scored = shop.succeeds(&format!("evaluate {LATEST} --bleu --chrf --sentences 7 --outputs out")).out;
     let kept = format!("{RUN}/scores.json");
     assert_eq!(shop.read(&kept), scored, "a report finds them in the run's folder");

@@ -390,24 +390,61 @@ fn a_name_is_only_a_name() {
     });
 }
 
-/// Every law, in worlds of processes.
 #[cfg(feature = "mpi")]
-#[test]
-fn laws_hold_for_processes_of_a_launcher() {
+mod processes {
     use std::process::Command;
 
-    if std::env::vars_os().any(|(name, _)| name == "OMPI_COMM_WORLD_SIZE" || name == "PMI_SIZE") {
-        return;
+    use super::*;
+
+    fn is_launched() -> bool {
+        std::env::vars_os().any(|(name, _)| name == "OMPI_COMM_WORLD_SIZE" || name == "PMI_SIZE")
     }
-    let program = std::env::current_exe().expect("this program has a path");
-    let launcher = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".to_owned());
-    for ranks in ["2", "3", "4", "8"] {
+
+    /// Runs this program in so many processes of a launcher.
+    fn launch(ranks: &str, arguments: &[&str]) {
+        let program = std::env::current_exe().expect("this program has a path");
+        let launcher = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".to_owned());
         let mut command = Command::new(&launcher);
         // Open MPI asks to be told that it runs as root, and more ranks than cores.
         command.envs(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"].map(|name| (name, "1")));
         command.env("OMPI_MCA_rmaps_base_oversubscribe", "1").args(["-n", ranks]).arg(&program);
-        let finished = command.args(["--test-threads", "1"]).output().expect("the launcher is there");
+        let finished = command.args(["--test-threads", "1"]).args(arguments).output().expect("the launcher is there");
         let (out, err) = (String::from_utf8_lossy(&finished.stdout), String::from_utf8_lossy(&finished.stderr));
-        assert!(finished.status.success(), "{ranks} ranks: {out}\n{err}");
+        assert!(finished.status.success() && out.contains(" passed"), "{ranks} ranks: {out}\n{err}");
+    }
+
+    /// Every law, in worlds of processes.
+    #[test]
+    fn laws_hold_for_processes_of_a_launcher() {
+        if !is_launched() {
+            ["2", "3", "4", "8"].into_iter().for_each(|ranks| launch(ranks, &[]));
+        }
+    }
+
+    /// Its length divides that of no part in which bytes travel, so that one in another's place would show.
+    fn pattern() -> Vec<u8> {
+        (0..65_521u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+    }
+
+    /// A message of more bytes than MPI's `int` can count.
+    #[test]
+    #[ignore = "takes 5 GB of memory"]
+    fn more_bytes_arrive_than_an_int_counts() {
+        const BYTES: usize = (1 << 31) + 4321;
+        if !is_launched() {
+            return launch("2", &["--ignored", "--exact", "processes::more_bytes_arrive_than_an_int_counts"]);
+        }
+        let pattern = pattern();
+        hold(|comm| {
+            let is_first = comm.rank() == 0;
+            let mut send: Vec<u8> = if is_first { pattern.repeat(BYTES / pattern.len() + 1) } else { vec![7] };
+            send.truncate(if is_first { BYTES } else { 1 });
+            let (sent, awaited) = if is_first { (BYTES, 1) } else { (1, BYTES) };
+            let counts = |n: usize| if is_first { vec![0, n] } else { vec![n, 0] };
+            let got = comm.all_to_all(send, counts(sent), vec![0u8; awaited], counts(awaited))?.recv.into_u8();
+            let mut parts = got.chunks(pattern.len());
+            assert!(is_first && got == [7] || !is_first && parts.all(|part| *part == pattern[..part.len()]));
+            Ok(())
+        });
     }
 }

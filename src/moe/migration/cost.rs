@@ -140,11 +140,11 @@ pub struct RowCopies {
 
 impl RowCopies {
     /// With rows of so many elements. The factors count readings and writings of a row by the kernels of a migration, as
-    /// the planner counts them, within a third: they differ with where norms are and which residual rows results carry. Ops
-    /// compute in f32, to which rows of another type are converted.
+    /// the planner counts them, within a third: they differ with where norms are and which residual rows results carry. Rows
+    /// of another type are mostly read and written as they are stored; their gradients are f32.
     pub fn of_rows(elements: usize, dtype: Dtype) -> RowCopies {
         let row = (elements * size_of::<f32>()) as u64;
-        let row = if dtype == Dtype::F32 { row } else { row * 7 / 4 };
+        let row = if dtype == Dtype::F32 { row } else { row * 7 / 8 };
         RowCopies { result: 5 * row, token: 16 * row, moving: 8 * row }
     }
 

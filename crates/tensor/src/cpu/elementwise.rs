@@ -57,6 +57,9 @@ pub(crate) fn multiply(device: &Device, out: &mut [f32], x: &[f32], y: &[f32], a
     );
 }
 
+/// Numbers that are drawn at once.
+const DRAWN: usize = 1024;
+
 pub(crate) fn drop_elements(
     device: &Device,
     out: &mut [f32],
@@ -75,14 +78,18 @@ pub(crate) fn drop_elements(
         4096,
         #[inline(always)]
         |first, run| {
+            let mut drawn = [0.0; DRAWN];
             for elements in &numbered {
                 let start = elements.range.start.clamp(first, first + run.len());
                 let end = elements.range.end.clamp(start, first + run.len());
                 let number = elements.first + start.saturating_sub(elements.range.start) as u64;
-                let part = run[start - first..end - first].iter_mut().zip(&x[start..end]);
-                for (i, (o, x)) in part.enumerate() {
-                    let kept = if draws.uniform(number + i as u64) < p { 0.0 } else { x * keep };
-                    *o = if accumulate { *o + kept } else { kept };
+                let parts = run[start - first..end - first].chunks_mut(DRAWN).zip(x[start..end].chunks(DRAWN));
+                for (number, (out, x)) in (number..).step_by(DRAWN).zip(parts) {
+                    draws.uniforms(number, &mut drawn[..out.len()]);
+                    for ((o, x), drawn) in out.iter_mut().zip(x).zip(&drawn) {
+                        let kept = if *drawn < p { 0.0 } else { x * keep };
+                        *o = if accumulate { *o + kept } else { kept };
+                    }
                 }
             }
         },
