@@ -58,23 +58,30 @@ pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
 /// that have changed are announced.
 pub(super) fn corpus(trained: &Trained, is_overridden: bool) -> Result<Corpus, CommandFailure> {
     let leads = trained.process.leads();
-    let prepared = |config: &Config| trained.process.agree(|| if leads { prepare(config) } else { found(config) });
-    let own = trained.own_tokenizer()?;
-    let corpus = match &trained.config.data.tokenizer {
-        named if !trained.config.data.trains_tokenizer() && !expand(named).is_ok_and(|path| path.exists()) => {
-            prepared(&own)?
-        }
-        _ => {
-            // Text that has changed makes another tokenizer, whose tokens mean nothing to the model.
-            let corpus = prepared(&trained.config)?;
-            let json = |tokenizer: &Tokenizer| tokenizer.to_json().map_err(CommandFailure::request);
-            let is_the_models = json(&corpus.tokenizer)? == json(&trained.tokenizer)?;
-            if is_the_models { corpus } else { prepared(&own)? }
-        }
-    };
+    let corpus = trained.process.agree(|| tokenized(trained, leads))?;
     let has_changed = corpus.split(Split::Train).content() != trained.source.manifest.data_fingerprint;
     if has_changed && !is_overridden && leads {
         say("note: the recipe's sources have changed since training; this is their held-out part as it is now");
     }
     Ok(corpus)
+}
+
+/// The text as this process finds it. It is prepared as it was for training, if that gives the tokens of the model.
+fn tokenized(trained: &Trained, leads: bool) -> Result<Corpus, CommandFailure> {
+    let by = |config: &Config| if leads { prepare(config) } else { found(config) };
+    let (own, data) = (trained.own_tokenizer()?, &trained.config.data);
+    if !data.trains_tokenizer() && !expand(&data.tokenizer).is_ok_and(|path| path.exists()) {
+        return by(&own);
+    }
+    let corpus = by(&trained.config)?;
+    let json = |tokenizer: &Tokenizer| tokenizer.to_json().map_err(CommandFailure::request);
+    if json(&corpus.tokenizer)? == json(&trained.tokenizer)? {
+        return Ok(corpus);
+    }
+    if leads {
+        say(
+            "note: this text makes another tokenizer, whose tokens mean nothing to the model: it is read by the checkpoint's own",
+        );
+    }
+    by(&own)
 }
