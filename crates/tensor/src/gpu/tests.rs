@@ -129,6 +129,19 @@ fn swiglu_experts_values_and_gradients_are_those_of_the_activation() {
     }
 }
 
+/// Numbers of bf16 that are neighbours may stand for each other, and no others.
+#[test]
+fn one_unit_in_the_last_place_of_bf16_is_rounding() {
+    let device = Device::new(1);
+    let beyond = |units: u16| {
+        let numbers = |by: u16| (0..128).map(|i| half::bf16::from_bits(0x3f80 + i + by).to_f32()).collect::<Vec<f32>>();
+        let [got, want] = [units, 0].map(|by| Tensor::from_slice(&device, &[128], &numbers(by)).cast(Dtype::Bf16));
+        let check = || compare("any", &got, &want, OperandKind::Any, TwinTolerance::default());
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).is_err()
+    };
+    assert_eq!([0, 1, 2, 3].map(beyond), [false, false, true, true]);
+}
+
 /// Of a device with little memory: what waits for reuse makes room, and what tensors hold ends the run with a reason.
 #[test]
 fn memory_that_waits_makes_room() {

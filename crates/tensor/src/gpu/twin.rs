@@ -33,8 +33,8 @@ impl OperandKind {
 /// magnitude differ by some units in the last place, of 6e-8 each.
 const OF_LARGEST: f64 = 1e-5;
 
-/// Of an element itself, where it was rounded to bf16: one unit in the last place.
-const OF_BF16: f64 = 1.0 / 256.0;
+/// Of an element itself, where it was rounded to bf16: one unit in the last place, which is most for powers of two.
+const OF_BF16: f64 = 1.0 / 128.0;
 
 /// How far an element may be off: by a part of the largest that the CPU wrote, and by so much.
 #[derive(Clone, Copy, Debug)]
