@@ -54,23 +54,28 @@ impl Draws {
         }
     }
 
-    /// Those of as many blocks as there are lanes.
+    /// Those of as many blocks as there are lanes. Plain loops, since closures would be compiled for other instructions than
+    /// the kernel that this becomes a part of.
     #[inline(always)]
     fn batch(&self, counter: u64) -> [f32; BATCH] {
-        let counters: [u64; LANES] = std::array::from_fn(|lane| counter + lane as u64);
-        let mut words = [counters.map(|c| c as u32), counters.map(|c| (c >> 32) as u32), [0; LANES], [0; LANES]];
-        (words[2], words[3]) = ([self.stream[0]; LANES], [self.stream[1]; LANES]);
-        let mut key = self.key;
+        let (mut a, mut b) = ([0u32; LANES], [0u32; LANES]);
+        let (mut c, mut d, mut key) = ([self.stream[0]; LANES], [self.stream[1]; LANES], self.key);
+        for lane in 0..LANES {
+            let counter = counter + lane as u64;
+            (a[lane], b[lane]) = (counter as u32, (counter >> 32) as u32);
+        }
         for _ in 0..ROUNDS {
             for lane in 0..LANES {
-                let drawn = round(words.map(|word| word[lane]), key);
-                for (word, drawn) in words.iter_mut().zip(drawn) {
-                    word[lane] = drawn;
-                }
+                [a[lane], b[lane], c[lane], d[lane]] = round([a[lane], b[lane], c[lane], d[lane]], key);
             }
             key = next_key(key);
         }
-        std::array::from_fn(|i| unit(words[i % 4][i / 4]))
+        let mut drawn = [0.0; BATCH];
+        for lane in 0..LANES {
+            let four = &mut drawn[4 * lane..][..4];
+            (four[0], four[1], four[2], four[3]) = (unit(a[lane]), unit(b[lane]), unit(c[lane]), unit(d[lane]));
+        }
+        drawn
     }
 
     /// Standard normal, by Box and Muller from the two halves of one block.
