@@ -80,6 +80,14 @@ fn with_length(content: &[u8]) -> Vec<u8> {
     (header.len() as u64).to_le_bytes().into_iter().chain(header.iter().copied()).chain(data).collect()
 }
 
+/// A target: what is done with an input.
+#[macro_export]
+macro_rules! target {
+    (|$input:ident| $body:expr) => {
+        libfuzzer_sys::fuzz_target!(init: $crate::catch_own_panics(), |$input: &[u8]| $body);
+    };
+}
+
 /// Lets panics that the program itself catches pass: libFuzzer would end the process at them. One that nobody catches
 /// still ends it.
 pub fn catch_own_panics() {

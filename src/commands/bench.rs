@@ -41,7 +41,7 @@ pub(super) fn run(arguments: BenchArgs) -> Result<(), CommandFailure> {
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let config = loaded.config;
     super::fit::here(&config)?;
-    super::fit::planned(&config)?;
+    super::fit::planned(&config, config.parallel.ranks)?;
     let corpus = prepare(&config)?;
     let (data, _) = training_rows(&corpus, &config, &say)?;
     let ranks = launch::run(&config.parallel, |rank| measure(&rank, &config, &data, arguments.steps));

@@ -17,6 +17,7 @@ pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
     let trained =
         Trained::open(&arguments.checkpoint, &arguments.backend.with(&arguments.overrides.set), arguments.ranks)?;
     scoring::check_tasks(&arguments, &trained)?;
+    scoring::outputs_folder(&arguments, &trained)?;
     let (config, leads) = (&trained.config, trained.process.leads());
     let corpus = corpus(&trained, !arguments.overrides.set.is_empty())?;
     let held_out = held_out_parts(&corpus, config, &say)?;

@@ -32,7 +32,9 @@ pub(super) fn offload_folder(config: &Config) -> Result<(), CommandFailure> {
     };
     fs::create_dir_all(dir).map_err(|error| {
         let wrong = format!("memory.offload_dir = {}: {error}", dir.display());
-        CommandFailure::Request(anyhow::anyhow!("{wrong}; name a folder that can be written"))
+        CommandFailure::Request(anyhow::anyhow!(
+            "{wrong}; name a folder that can be written, or set memory.offload to \"host\""
+        ))
     })
 }
 
@@ -51,13 +53,9 @@ pub(super) fn told(load: &Load) -> Option<String> {
     }
 }
 
-/// What the recipe's run would take on this machine. Refuses one that does not fit, as [`check`] does.
-pub(super) fn planned(config: &Config) -> Result<Forecast, CommandFailure> {
-    planned_beside(config, config.parallel.ranks)
-}
-
-/// The same of ranks of which so many are on this machine.
-pub(super) fn planned_beside(config: &Config, neighbours: usize) -> Result<Forecast, CommandFailure> {
+/// What the recipe's run would take, with so many of its ranks on this machine. Refuses one that does not fit, as
+/// [`check`] does.
+pub(super) fn planned(config: &Config, neighbours: usize) -> Result<Forecast, CommandFailure> {
     let plan = Forecast::new(config, neighbours)?;
     check(config, &plan.task, neighbours, &plan.skewed)?;
     Ok(plan)
@@ -68,7 +66,7 @@ pub(super) fn planned_beside(config: &Config, neighbours: usize) -> Result<Forec
 pub(super) fn check(config: &Config, task: &Task, neighbours: usize, cost: &StepCost) -> Result<(), CommandFailure> {
     // Without a look at the machine's speed where everything fits.
     let budget = config.memory.budget_bytes().unwrap_or(u64::MAX);
-    let free = train::free_bytes(config, neighbours).unwrap_or(u64::MAX);
+    let free = train::rank_memory(config, neighbours).unwrap_or(u64::MAX);
     if cost.at_peak.total() <= budget && cost.at_peak.total().saturating_add(cost.offloaded) <= free - free / 8 {
         return Ok(());
     }

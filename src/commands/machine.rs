@@ -47,7 +47,7 @@ fn own(file: &Path) -> Result<Machine, CommandFailure> {
 
 /// One rank's share of this machine: a few products and a copy are measured, on what the recipe computes with.
 fn here(config: &Config, neighbours: usize) -> Result<Machine, CommandFailure> {
-    let memory = train::free_bytes(config, neighbours).ok_or_else(|| {
+    let memory = train::rank_memory(config, neighbours).ok_or_else(|| {
         CommandFailure::Request(anyhow::anyhow!("how much memory is free is not known here: name a --device"))
     })?;
     let backend = config.parallel.backend;

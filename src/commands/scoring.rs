@@ -44,20 +44,25 @@ pub(super) fn check(arguments: &EvaluateArgs) -> Result<(), CommandFailure> {
     }
 }
 
-/// Refuses a checkpoint that learned no tasks, and a folder for outputs that cannot be made.
+/// Refuses a checkpoint that learned no tasks.
 pub(super) fn check_tasks(arguments: &EvaluateArgs, trained: &Trained) -> Result<(), CommandFailure> {
     if !is_asked(arguments) || !trained.config.data.tasks.is_empty() {
-        let Some(folder) = arguments.outputs.as_ref().filter(|_| trained.process.leads()) else { return Ok(()) };
-        return fs::create_dir_all(folder).map_err(|error| {
-            let wrong = format!("--outputs {}: {error}; name a folder that can be written", folder.display());
-            CommandFailure::Request(anyhow::anyhow!(wrong))
-        });
+        return Ok(());
     }
     let (folder, family) = (arguments.checkpoint.display(), trained.config.model.family.name());
     Err(CommandFailure::Request(anyhow::anyhow!(
         "--bleu and --chrf: {folder} holds a model of the family {family:?} that learned no [[data.tasks]]: it has \
          nothing to translate; leave them out for its held-out loss"
     )))
+}
+
+/// Makes the folder for outputs, or refuses it before anything is decoded.
+pub(super) fn outputs_folder(arguments: &EvaluateArgs, trained: &Trained) -> Result<(), CommandFailure> {
+    let Some(folder) = arguments.outputs.as_ref().filter(|_| trained.process.leads()) else { return Ok(()) };
+    fs::create_dir_all(folder).map_err(|error| {
+        let wrong = format!("--outputs {}: {error}; name a folder that can be written", folder.display());
+        CommandFailure::Request(anyhow::anyhow!(wrong))
+    })
 }
 
 /// The scores of every part of the held-out split, in the order of its losses: none for a part whose task has none.

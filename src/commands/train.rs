@@ -75,7 +75,7 @@ pub fn conduct(
     };
     process.same("recipes", &loaded.config.to_toml())?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
-    let plan = process.agree(|| fit::planned_beside(&loaded.config, process.neighbours()))?;
+    let plan = process.agree(|| fit::planned(&loaded.config, process.neighbours()))?;
     // The folder first: that it is in use should not take the preparation of a corpus to find out.
     let job = process.agree(|| Job::open(loaded.config, resume, leads).map_err(CommandFailure::request))?;
     process.same(&format!("contents of run.dir = {}", job.config.run.dir.display()), &job.mark)?;

@@ -31,7 +31,10 @@ pub(super) fn run(arguments: VerifyArgs) -> Result<(), CommandFailure> {
     let load = |recipe: &PathBuf| config::load(recipe, &arguments.overrides.set, None).map_err(CommandFailure::request);
     let configs = arguments.recipes.iter().map(load).collect::<Result<Vec<_>, _>>()?;
     let recipes: Vec<(&PathBuf, &Config)> = arguments.recipes.iter().zip(configs.iter().map(|l| &l.config)).collect();
-    recipes.iter().try_for_each(|(_, config)| fit::here(config).and_then(|()| fit::planned(config).map(|_| ())))?;
+    for (_, config) in &recipes {
+        fit::here(config)?;
+        fit::planned(config, config.parallel.ranks)?;
+    }
     recipes.iter().try_for_each(|(recipe, config)| check(&arguments, recipe, config, bug))?;
     let corpora = recipes.iter().map(|(_, config)| prepare(config)).collect::<Result<Vec<Corpus>, _>>()?;
 

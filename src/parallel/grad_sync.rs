@@ -217,11 +217,12 @@ impl<'a> GradientSync<'a> {
     }
 
     fn start(&self, bucket: &Bucket, holders: Axis) -> Result<StartedBucket, Error> {
-        let (packing, group) = (self.packing(bucket, holders), self.mesh.group(holders));
+        let group = self.mesh.group(holders);
         if let (Some(table), Some(touched)) = (self.table(bucket), &self.touched) {
             let gradient = self.gradients[bucket.weights[0]].take();
             return Ok(StartedBucket::Rows(RowsUnderWay::start(group, gradient, (table, touched))?));
         }
+        let packing = self.packing(bucket, holders);
         let gradients = join(&self.members(bucket), &packing);
         let (device, dtype) = (gradients.device().clone(), gradients.dtype());
         let request = if self.every_micro_batch() {

@@ -98,7 +98,7 @@ impl RowsUnderWay {
             let _charge = device.charge(Cause::Communication);
             gradient.rows_by_id(&ids, first)
         };
-        debug_assert_eq!(count_of_others(&gradient), count_of_others(&rows), "a row without a reader has a gradient");
+        debug_assert_eq!(nonzeros(&gradient), nonzeros(&rows), "a row without a reader has a gradient");
         let request = Request::all_reduce(Reduce::Sum, payload(rows));
         let flight = Flight::start(group, &device, Cause::Communication, request)?;
         Ok(RowsUnderWay { flight, gradient, ids, first })
@@ -117,7 +117,7 @@ impl RowsUnderWay {
 }
 
 /// How many numbers are not zero.
-fn count_of_others(tensor: &Tensor) -> usize {
+fn nonzeros(tensor: &Tensor) -> usize {
     if tensor.device().has_data() { tensor.to_vec().iter().filter(|&&x| x != 0.0).count() } else { 0 }
 }
 

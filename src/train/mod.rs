@@ -29,6 +29,6 @@ pub use replicas::{Divergence, divergence};
 pub use routings::{followed, migrating, migration_policy, recorded_shape, routings, visiting};
 pub use row_losses::RowSums;
 pub use run::{Begun, Data, Outcome, train};
-pub use setup::{begin, free_bytes, loader, mesh, sizes, trained, trainer, trainer_on};
+pub use setup::{begin, loader, mesh, rank_memory, sizes, trained, trainer, trainer_on};
 pub use step::{StepReport, StepSums, Trainer};
 pub use utilization::held_out_loads;

@@ -14,7 +14,7 @@ use super::job::{Job, Start};
 use super::replicas::divergence;
 use super::saving::Saving;
 use super::screen::{Screen, record};
-use super::setup::{batch_plan, begin_with, free_bytes, loader, trainer};
+use super::setup::{batch_plan, begin_with, loader, rank_memory, trainer};
 use super::shares::{self, OwnShare};
 use super::step::Trainer;
 use super::tasks;
@@ -101,7 +101,7 @@ pub fn train(process: &Process, begun: Begun) -> Result<Outcome, RunFailure<Stop
 
 /// Bytes that a rank may hold: what the recipe says, else its share of what is free.
 fn budget(config: &Config, neighbours: usize) -> Option<u64> {
-    config.memory.budget_bytes().or_else(|| free_bytes(config, neighbours))
+    config.memory.budget_bytes().or_else(|| rank_memory(config, neighbours))
 }
 
 /// One rank's run.

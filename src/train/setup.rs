@@ -22,7 +22,7 @@ use crate::optim::{Decay, Hyper, LearningRate, OffloadTarget, Settings};
 use crate::parallel::{AllToAll, Mesh, Migrate, Parameters, Zero};
 
 /// Bytes that each of so many ranks of this machine may take of the memory it computes in; `None` where nobody knows.
-pub fn free_bytes(config: &Config, neighbours: usize) -> Option<u64> {
+pub fn rank_memory(config: &Config, neighbours: usize) -> Option<u64> {
     let of_the_machine = || memory::available_bytes().map(|free| free / neighbours as u64);
     launch::memory_apart(config.parallel.backend, neighbours).or_else(of_the_machine)
 }

@@ -181,8 +181,8 @@ fn copies_of_a_migration_are_foreseen() {
             let RowCopies { result, token, moving } = RowCopies::of_rows(512, dtype);
             let foreseen = tokens * (top_k as f64 * result as f64 + token as f64 + moves * moving as f64);
             let ratio = (go - stay) as f64 / foreseen;
-            // In bf16 the least is for norms before, the most for norms after; f32 lies between them.
-            assert!((0.67..1.33).contains(&ratio), "{what}, top {top_k}, {dtype:?}, {moves} move: {ratio}");
+            // In bf16 the least is for norms before, the most for rows alone.
+            assert!((0.7..1.2).contains(&ratio), "{what}, top {top_k}, {dtype:?}, {moves} move: {ratio}");
         }
     }
 }

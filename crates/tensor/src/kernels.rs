@@ -321,12 +321,12 @@ kernels! {
     gather::weighted_sum_back_rows(dx: f32) reads (g: f32, w: f32, places: u32)
         with (width: Width, accumulate: bool);
     /// `out[i] = x[order[i]]`, or `w[c] x[order[i]] + carried[c]` with `c = carriers[i]` where there is such a row.
-    gather::carry(out: f32) reads (x: f32, w: f32, carried: f32, order: u32, carriers: u32) with (width: usize);
+    gather::carry(out: any) reads (x: any, w: f32, carried: any, order: u32, carriers: u32) with (width: usize);
     /// `dx[i] (+)= g[places[i]]`, or `w[c] g[places[i]]` with `c = carriers[places[i]]`.
     gather::carry_back(dx: f32) reads (g: f32, w: f32, places: u32, carriers: u32) with (width: usize, accumulate: bool);
     /// `dw[c] = <x[at[c]], g[outs[c]]>`.
-    gather::carry_back_weights(dw: f32) reads (x: f32, g: f32, at: u32, outs: u32) with (width: usize)
-        moves (8 * at.len() * width);
+    gather::carry_back_weights(dw: f32) reads (x: any, g: f32, at: u32, outs: u32) with (width: usize)
+        moves ((x.dtype().bytes() + 4) * at.len() * width);
     /// Rows of the table by id, the first of which is `first`; zeros for ids it does not have.
     embedding::look_up(out: any) reads (table: any, ids: u32) with (first: usize, width: usize)
         moves (2 * out.len() * out.dtype().bytes());

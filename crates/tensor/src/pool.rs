@@ -119,7 +119,7 @@ impl Device {
     fn no_room(&self, bytes: usize, reason: &str) -> String {
         let held = self.account().live_total();
         format!(
-            "the device has no memory left for {bytes} bytes more, of which tensors hold {held} ({reason}): lower \
+            "the device has no room for {bytes} bytes more beside the {held} that tensors hold ({reason}): lower \
              train.micro_batch or the model's sizes, recompute, or shard more; `guildhall plan` finds what fits"
         )
     }

@@ -3,7 +3,7 @@
 
 use guildhall::data::{Config, prepare};
 
-libfuzzer_sys::fuzz_target!(init: guildhall_fuzz::catch_own_panics(), |input: &[u8]| {
+guildhall_fuzz::target!(|input| {
     let folder = guildhall_fuzz::unpack(input);
     let at = |name: &str| folder.path().join(name);
     let sources = serde_json::json!([{ "path": at("chats.jsonl"), "chat": true }]);

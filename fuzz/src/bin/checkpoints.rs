@@ -3,7 +3,7 @@
 
 use guildhall::checkpoint::{CheckpointManifest, FileSet, TensorKind, open};
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+guildhall_fuzz::target!(|input| {
     let folder = guildhall_fuzz::unpack(input);
     let _ = open(folder.path());
     let _ = CheckpointManifest::read(folder.path());

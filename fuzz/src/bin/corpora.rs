@@ -3,7 +3,7 @@
 
 use guildhall::data::{Corpus, CorpusCheck, Source, Split};
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+guildhall_fuzz::target!(|input| {
     let folder = guildhall_fuzz::unpack(input);
     let Ok(corpus) = Corpus::open_with(folder.path(), CorpusCheck::Sizes) else { return };
     let Ok(rows) = corpus.rows(Split::Train, 4) else { return };

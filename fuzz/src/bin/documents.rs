@@ -6,7 +6,7 @@ use guildhall::data::{Config, Source, Split, prepare};
 /// The smallest that holds every byte.
 const VOCAB: usize = 258;
 
-libfuzzer_sys::fuzz_target!(init: guildhall_fuzz::catch_own_panics(), |input: &[u8]| {
+guildhall_fuzz::target!(|input| {
     let folder = guildhall_fuzz::unpack(input);
     let config = serde_json::json!({ "sources": [folder.path()], "cache": folder.path().join("cache") });
     let config: Config = serde_json::from_value(config).expect("two keys of `[data]`");

@@ -3,7 +3,7 @@
 
 use guildhall::convert;
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+guildhall_fuzz::target!(|input| {
     let folder = guildhall_fuzz::unpack(input);
     let _ = convert::audit(folder.path());
 });

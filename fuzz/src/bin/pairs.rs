@@ -3,7 +3,7 @@
 
 use guildhall::data::pairs::{Cleaning, PairSpec, list, read_all};
 
-libfuzzer_sys::fuzz_target!(init: guildhall_fuzz::catch_own_panics(), |input: &[u8]| {
+guildhall_fuzz::target!(|input| {
     let folder = guildhall_fuzz::unpack(input);
     let path = folder.path().to_str().expect("a plain path").to_owned();
     let spec = PairSpec { path, from: Some("en".to_owned()), to: Some("de".to_owned()), ..PairSpec::default() };

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use guildhall::config::load_text;
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+guildhall_fuzz::target!(|input| {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let place = Path::new("recipe.toml");
     if let Ok(loaded) = load_text(place, text.to_owned()) {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use guildhall::moe::recording::{ClusterFile, HostChoices, Recording, Visits};
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+guildhall_fuzz::target!(|input| {
     let Some((kind, content)) = input.split_first() else { return };
     let folder = guildhall_fuzz::scratch();
     let path = folder.path().join("recording");

@@ -3,7 +3,7 @@
 
 use guildhall::{metrics, report};
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+guildhall_fuzz::target!(|input| {
     let folder = guildhall_fuzz::unpack(input);
     let _ = metrics::read(&folder.path().join(metrics::METRICS_FILE));
     let _ = report::render(folder.path(), None);

@@ -3,7 +3,7 @@
 
 use guildhall_comm::control::Signal;
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+guildhall_fuzz::target!(|input| {
     if let Ok(signal) = Signal::decode(input) {
         assert_eq!(signal.encode(), input);
     }

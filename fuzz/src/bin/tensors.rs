@@ -3,7 +3,7 @@
 
 use guildhall::checkpoint::{FileSet, TensorFiles};
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+guildhall_fuzz::target!(|input| {
     let folder = guildhall_fuzz::unpack(input);
     let Ok(set) = FileSet::read_foreign(folder.path()) else { return };
     let files = TensorFiles::new(folder.path(), set);

@@ -5,7 +5,7 @@ use std::fs;
 
 use guildhall::data::Tokenizer;
 
-libfuzzer_sys::fuzz_target!(init: guildhall_fuzz::catch_own_panics(), |input: &[u8]| {
+guildhall_fuzz::target!(|input| {
     let folder = guildhall_fuzz::scratch();
     let path = folder.path().join("tokenizer.json");
     fs::write(&path, input).expect("a file");

@@ -140,12 +140,16 @@ pub struct RowCopies {
 
 impl RowCopies {
     /// With rows of so many elements. The factors count readings and writings of a row by the kernels of a migration, as
-    /// the planner counts them, within a third: they differ with where norms are and which residual rows results carry. Rows
-    /// of another type are mostly read and written as they are stored; their gradients are f32.
+    /// the planner counts them, within three tenths: they differ with where norms are and which residual rows results carry.
+    /// In bf16 rows are read and written as they are stored, and their gradients are f32: what a moving row is spared
+    /// elsewhere is as much as its own copies.
     pub fn of_rows(elements: usize, dtype: Dtype) -> RowCopies {
         let row = (elements * size_of::<f32>()) as u64;
-        let row = if dtype == Dtype::F32 { row } else { row * 7 / 8 };
-        RowCopies { result: 5 * row, token: 16 * row, moving: 8 * row }
+        let [result, token, moving] = match dtype {
+            Dtype::Bf16 => [3, 18, 0],
+            _ => [5, 16, 8],
+        };
+        RowCopies { result: result * row, token: token * row, moving: moving * row }
     }
 
     /// If so many lanes copy every result, and so many every token.

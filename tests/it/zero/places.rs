@@ -74,11 +74,16 @@ fn a_place_that_cannot_be_written_is_named() {
     fs::write(shop.path("taken"), "a file, not a folder").unwrap();
     for (folder, reason) in [("taken", "exists"), ("taken/below", "Not a directory"), ("/proc/none/below", "No such")] {
         for ranks in [1, 2] {
-            let words = ["memory.offload_dir = ", folder, reason, "name a folder that can be written"];
-            shop.fails(&format!("train {RECIPE} --ranks {ranks} {FILE} --set memory.offload_dir={folder}"), 2, &words);
+            let remedies = ["name a folder that can be written", "memory.offload to \"host\""];
+            let words = [&["memory.offload_dir = ", folder, reason], &remedies[..]].concat();
+            for run in [RUN, "runs/fresh"] {
+                let place = format!("--set memory.offload_dir={folder} --set run.dir={run}");
+                shop.fails(&format!("train {RECIPE} --ranks {ranks} {FILE} {place}"), 2, &words);
+            }
         }
     }
     assert!(shop.checkpoint(RUN, 2).exists(), "a run that is refused leaves an earlier one where it is");
+    assert!(!shop.path("runs/fresh/metrics.jsonl").exists() && !shop.path("runs/fresh/summary.json").exists());
 }
 
 /// What a run that could not make room leaves behind: a folder in which the next one can.

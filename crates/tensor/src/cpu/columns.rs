@@ -1,6 +1,6 @@
 //! ColumnRange: some of a matrix, and those of two matrices side by side.
 
-use super::rows::for_rows;
+use super::rows::{for_rows, put_line};
 use super::stored::{Stored, StoredNumber, StoredRef, as_numbers};
 use crate::device::Device;
 
@@ -19,14 +19,6 @@ impl ColumnRange {
     #[inline(always)]
     fn of_line<'a, T>(&self, line: &'a [T]) -> &'a [T] {
         &line[self.first..][..self.count]
-    }
-}
-
-#[inline(always)]
-fn put<A: StoredNumber, B: StoredNumber>(to: &mut [A], from: &[B], accumulate: bool) {
-    match accumulate {
-        true => to.iter_mut().zip(from).for_each(|(to, from)| *to = A::of(to.wide() + from.wide())),
-        false => to.iter_mut().zip(from).for_each(|(to, from)| *to = A::of(from.wide())),
     }
 }
 
@@ -50,7 +42,7 @@ fn put_columns<O: StoredNumber, X: StoredNumber>(
         |first, run| {
             let lines = x[first * columns.of..].chunks_exact(columns.of);
             for (to, line) in run.chunks_exact_mut(columns.count).zip(lines) {
-                put(to, columns.of_line(line), accumulate);
+                put_line(to, columns.of_line(line), accumulate);
             }
         },
     );
@@ -69,7 +61,7 @@ pub(crate) fn columns_back(device: &Device, d: &mut [f32], g: &[f32], columns: C
                 if !accumulate {
                     to.fill(0.0);
                 }
-                put(&mut to[columns.first..][..columns.count], line, accumulate);
+                put_line(&mut to[columns.first..][..columns.count], line, accumulate);
             }
         },
     );
@@ -96,8 +88,8 @@ fn put_beside<O: StoredNumber, X: StoredNumber, Y: StoredNumber>(
         #[inline(always)]
         |first, run| {
             for (row, to) in (first..).zip(run.chunks_exact_mut(width + other_width)) {
-                put(&mut to[..width], &x[row * width..][..width], false);
-                put(&mut to[width..], &other[row / repeats * other_width..][..other_width], false);
+                put_line(&mut to[..width], &x[row * width..][..width], false);
+                put_line(&mut to[width..], &other[row / repeats * other_width..][..other_width], false);
             }
         },
     );
@@ -124,7 +116,7 @@ pub(crate) fn beside_back(
                 if !accumulate {
                     to.fill(0.0);
                 }
-                lines.chunks_exact(columns.of).for_each(|line| put(to, columns.of_line(line), true));
+                lines.chunks_exact(columns.of).for_each(|line| put_line(to, columns.of_line(line), true));
             }
         },
     );

@@ -1,7 +1,7 @@
 //! Moving rows by index: gather, scatter-add, a gather of rows that carry others, and the weighted sum that ends an MoE
 //! layer.
 
-use super::rows::{dot, for_rows};
+use super::rows::{dot, for_rows, put_line};
 use super::stored::{Stored, StoredNumber, StoredRef, as_numbers};
 use crate::cpu::select::NOWHERE;
 use crate::device::Device;
@@ -23,10 +23,7 @@ pub(crate) fn gather(device: &Device, out: Stored, x: StoredRef, index: &[u32], 
             x,
             (index, width),
             #[inline(always)]
-            |line, from| match accumulate {
-                true => line.iter_mut().zip(from).for_each(|(o, x)| *o = StoredNumber::of(o.wide() + x.wide())),
-                false => line.iter_mut().zip(from).for_each(|(o, x)| *o = StoredNumber::of(x.wide())),
-            },
+            |line, from| put_line(line, from, accumulate),
         )),
     }
 }
@@ -117,12 +114,25 @@ pub(crate) fn scatter_add(device: &Device, out: &mut [f32], x: &[f32], index: &[
 
 pub(crate) fn carry(
     device: &Device,
-    out: &mut [f32],
-    x: &[f32],
+    out: Stored,
+    x: StoredRef,
     w: &[f32],
-    carried: &[f32],
+    carried: StoredRef,
     order: &[u32],
     carriers: &[u32],
+    width: usize,
+) {
+    as_numbers!(Stored(out), StoredRef(x), StoredRef(carried) => {
+        carry_lines(device, out, x, (w, carried), [order, carriers], width)
+    });
+}
+
+fn carry_lines<O: StoredNumber, X: StoredNumber, C: StoredNumber>(
+    device: &Device,
+    out: &mut [O],
+    x: &[X],
+    (w, carried): (&[f32], &[C]),
+    [order, carriers]: [&[u32]; 2],
     width: usize,
 ) {
     for_rows(
@@ -136,10 +146,12 @@ pub(crate) fn carry(
                 let (from, carrier) = (order[first + i] as usize, carriers[first + i]);
                 let from = &x[from * width..][..width];
                 if carrier == NOWHERE {
-                    line.copy_from_slice(from);
+                    put_line(line, from, false);
                 } else {
                     let (weight, carried) = (w[carrier as usize], &carried[carrier as usize * width..][..width]);
-                    line.iter_mut().zip(from).zip(carried).for_each(|((o, x), y)| *o = weight.mul_add(*x, *y));
+                    for ((o, x), y) in line.iter_mut().zip(from).zip(carried) {
+                        *o = O::of(weight.mul_add(x.wide(), y.wide()));
+                    }
                 }
             }
         },
@@ -179,10 +191,20 @@ pub(crate) fn carry_back(
 pub(crate) fn carry_back_weights(
     device: &Device,
     dw: &mut [f32],
-    x: &[f32],
+    x: StoredRef,
     g: &[f32],
     at: &[u32],
     outs: &[u32],
+    width: usize,
+) {
+    as_numbers!(StoredRef(x) => carried_weight_gradients(device, dw, (x, g), [at, outs], width));
+}
+
+fn carried_weight_gradients<X: StoredNumber>(
+    device: &Device,
+    dw: &mut [f32],
+    (x, g): (&[X], &[f32]),
+    [at, outs]: [&[u32]; 2],
     width: usize,
 ) {
     for_rows(

@@ -164,6 +164,15 @@ pub(crate) fn squares_about<T: StoredNumber>(x: &[T], mean: f32) -> f32 {
     rest.iter().map(|x| (x.wide() - mean) * (x.wide() - mean)).sum::<f32>() + lanes.iter().sum::<f32>()
 }
 
+/// `to = from`, or `to += from`, of one line.
+#[inline(always)]
+pub(crate) fn put_line<A: StoredNumber, B: StoredNumber>(to: &mut [A], from: &[B], accumulate: bool) {
+    match accumulate {
+        true => to.iter_mut().zip(from).for_each(|(to, from)| *to = A::of(to.wide() + from.wide())),
+        false => to.iter_mut().zip(from).for_each(|(to, from)| *to = A::of(from.wide())),
+    }
+}
+
 /// `out = f(x)` element by element; `accumulate` adds instead.
 pub(crate) fn map<O: StoredNumber, X: StoredNumber>(
     device: &Device,

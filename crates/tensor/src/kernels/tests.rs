@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::cpu::select::NOWHERE;
 use crate::device::Device;
 use crate::draws::Purpose;
 use crate::dtype::Dtype;
@@ -153,6 +154,23 @@ fn rows_by_index() {
         let sums = made(x, &[TOKENS, WIDTH], x.dtype(), |out| weighted_sum(out, x, &w, &places, width));
         let dw = made(x, &[TOKENS, 2], Dtype::F32, |dw| weighted_sum_back_weights(dw, x, &g, &places, width));
         [rows, sums, dw].into_iter().chain(wide).collect()
+    });
+}
+
+#[test]
+fn rows_that_carry_others() {
+    const CARRIERS: usize = 30;
+    check(WIDTH, |x| {
+        let order: Vec<u32> = (0..ROWS as u32).map(|i| i * 77 % ROWS as u32).collect();
+        let carriers: Vec<u32> = (0..ROWS as u32).map(|i| if i % 5 == 0 { i / 5 } else { NOWHERE }).collect();
+        let outs: Vec<u32> = (0..CARRIERS as u32).map(|c| 5 * c).collect();
+        let at: Vec<u32> = outs.iter().map(|&out| order[out as usize]).collect();
+        let [order, carriers, outs, at] = [order, carriers, outs, at].map(|rows| Tensor::from_index(x.device(), &rows));
+        let (w, g) = (drawn(x.device(), &[CARRIERS, 1], 1), drawn(x.device(), x.shape(), 2));
+        let carried = stored(x, &[CARRIERS, WIDTH], 3);
+        let rows = made(x, x.shape(), x.dtype(), |out| carry(out, x, &w, &carried, &order, &carriers, WIDTH));
+        let dw = made(x, &[CARRIERS, 1], Dtype::F32, |dw| carry_back_weights(dw, x, &g, &at, &outs, WIDTH));
+        vec![rows, dw]
     });
 }
 

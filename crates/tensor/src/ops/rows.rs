@@ -127,13 +127,13 @@ impl Var {
         let [places, carriers, outs] = [places, carriers, outs].map(|indices| Index::from(&indices).on(&device));
         let (order, at) = (order.on(&device), at.on(&device));
         let (x, w) = (self.value().clone(), weights.value().clone());
-        let mut out = Tensor::stale(&device, &[rows, width], Dtype::F32);
-        kernels::carry(&mut out, &x.to_f32(), &w.to_f32(), &carried.value().to_f32(), &order, &carriers, width);
+        let mut out = Tensor::stale(&device, &[rows, width], self.dtype());
+        kernels::carry(&mut out, &x, &w.to_f32(), carried.value(), &order, &carriers, width);
         let [to_x, to_w, to_carried] = [self, weights, carried].map(Var::input);
-        self.tape().op("carry_rows", out.cast(self.dtype()), &[self, weights, carried], move |g, gradients| {
+        self.tape().op("carry_rows", out, &[self, weights, carried], move |g, gradients| {
             let w = w.to_f32();
             let mut dw = f32_like(&w);
-            kernels::carry_back_weights(&mut dw, &x.to_f32(), &g, &at, &outs, width);
+            kernels::carry_back_weights(&mut dw, &x, &g, &at, &outs, width);
             gradients.add(to_w, dw);
             gradients.write(&device, to_carried, &[count, width], |dy, accumulate| {
                 kernels::gather(dy, &g, &outs, width, accumulate);

@@ -60,14 +60,14 @@ KERNEL(weighted_sum_back_rows, (Span<float> dx, Span<const float> g, Span<const 
 }
 
 // out[i] = x[order[i]], or w[c] x[order[i]] + carried[c] with c = carriers[i] where there is such a row
-KERNEL(carry, (Span<float> out, Span<const float> x, Span<const float> w, Span<const float> carried,
-               Span<const u32> order, Span<const u32> carriers, u64 width)) {
+KERNEL(carry, (Any out, ConstAny x, Span<const float> w, ConstAny carried, Span<const u32> order,
+               Span<const u32> carriers, u64 width)) {
     EACH(i, out.len) {
         Cell cell = cell_of(i, width);
-        float from = x.data[order.data[cell.row] * width + cell.column];
+        float from = load(x, order.data[cell.row] * width + cell.column);
         u32 carrier = carriers.data[cell.row];
         bool carries = carrier != NOWHERE;
-        out.data[i] = carries ? fmaf(w.data[carrier], from, carried.data[carrier * width + cell.column]) : from;
+        store(out, i, carries ? fmaf(w.data[carrier], from, load(carried, carrier * width + cell.column)) : from);
     }
 }
 
@@ -83,12 +83,13 @@ KERNEL(carry_back, (Span<float> dx, Span<const float> g, Span<const float> w, Sp
 }
 
 // dw[c] = <x[at[c]], g[outs[c]]>
-KERNEL(carry_back_weights, (Span<float> dw, Span<const float> x, Span<const float> g, Span<const u32> at,
+KERNEL(carry_back_weights, (Span<float> dw, ConstAny x, Span<const float> g, Span<const u32> at,
                             Span<const u32> outs, u64 width)) {
     SHARED(float, partial, MAX_THREADS);
     BLOCKS(c, dw.len) {
-        const float *line = x.data + at.data[c] * width, *slopes = g.data + outs.data[c] * width;
-        float sum = block_total(partial, width, [=](u64 i) { return line[i] * slopes[i]; });
+        u64 from = at.data[c] * width;
+        const float* slopes = g.data + outs.data[c] * width;
+        float sum = block_total(partial, width, [=](u64 i) { return load(x, from + i) * slopes[i]; });
         THREADS {
             if (thread() == 0) dw.data[c] = sum;
         }
