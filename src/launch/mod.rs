@@ -70,9 +70,12 @@ pub fn run<T: Send, E: Display + Send>(
 /// Compute threads of one of the `ranks` that share this machine: those it is given, or its share of the cores. Cores to
 /// which a launcher has bound this process are its own.
 pub fn share_of_cores(config: &parallel::Config, ranks: usize) -> usize {
-    let own = cores();
-    let sharing = if own < all_cores() { 1 } else { ranks };
-    config.threads.unwrap_or_else(|| (own / sharing).max(1))
+    config.threads.unwrap_or_else(|| share(cores(), all_cores(), ranks))
+}
+
+/// The share of one of `ranks` in the cores that its process may run on: they are all its own where the machine has more.
+fn share(own: usize, machine: usize, ranks: usize) -> usize {
+    if own < machine { own } else { (own / ranks).max(1) }
 }
 
 /// What one rank is handed of its world.
@@ -147,4 +150,15 @@ pub fn first_cause<T, E>(
     }
     let is_caused = |failure: &Failure<E>| matches!(failure, Failure::Returned(error) if is_consequence(error));
     ending::cause(failures, is_caused).map_or(Ok(values), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::share;
+
+    #[test]
+    fn cores_are_shared_unless_a_launcher_has_dealt_them() {
+        assert_eq!([share(8, 8, 1), share(8, 8, 2), share(8, 8, 3), share(2, 2, 4)], [8, 4, 2, 1]);
+        assert_eq!([share(4, 8, 2), share(1, 8, 8)], [4, 1]);
+    }
 }

@@ -7,6 +7,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::program::{Finished, PROGRAM, RECIPE, Running, Workshop, wait_until};
+use crate::replicas::{COMPARED, KEPT, flip_in_memory, kept_values};
 
 /// As root and with more ranks than cores, both of which Open MPI asks to be told; MPICH does not ask.
 /// The launcher is the one in `MPIRUN`, or `mpirun`.
@@ -223,6 +224,22 @@ fn a_run_that_loses_a_rank_ends_and_goes_on() {
         assert_eq!(resumed.code, Some(0), "{}", resumed.err);
         assert!(shop.tensors(&run, 300) == shop.tensors("whole", 300), "other weights after rank {lost} was lost");
     }
+}
+
+/// Where there are three copies, the rank whose memory was changed is named.
+#[test]
+fn a_rank_whose_memory_is_changed_is_named() {
+    let shop = Workshop::new();
+    let values = kept_values(&shop);
+    let folder = shop.path("changed");
+    let options = format!("{COMPARED} --set train.batch_tokens=384 --set run.dir={}", folder.display());
+    let running = launch(&shop, 3, &options);
+    wait_until("steps", || shop.metrics("changed").len() > 2);
+    assert!(flip_in_memory(&processes("changed")[1], &values) > 0, "a rank has its copy");
+    let finished = running.wait();
+    let what = format!("the copies of {KEPT} differ, that of rank 1 is not that of ranks 0, 2");
+    assert!(finished.code == Some(1) && finished.err.contains(&what), "{finished:?}");
+    assert_eq!(processes("changed"), Vec::<String>::new(), "nobody is left");
 }
 
 /// A rank that stands still is named by the other, with where it was last.

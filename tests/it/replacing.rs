@@ -8,7 +8,7 @@ use guildhall::config;
 use guildhall::model::Sizes;
 use guildhall::moe::{self, GateKind, ScheduleKind};
 use guildhall::optim::OffloadTarget;
-use guildhall::parallel::{Mesh, Order, PerLayer, Zero};
+use guildhall::parallel::{ExpertTable, Mesh, Order, PerLayer, Zero, reassigned};
 use guildhall::train::{Replacing, StepReport, Trainer, divergence};
 use guildhall_tensor::Dtype;
 use serde_json::Value;
@@ -287,6 +287,32 @@ fn a_run_moves_experts_and_says_so() {
     assert!(shop.read(&format!("{RUN}/report.html")).contains("<caption>Experts that changed ranks"));
     assert!(!shop.read("staying/report.html").contains("<caption>Experts that changed ranks"));
     shop.succeeds(&format!("plan {RECIPE} {}", moves.replace("--ranks 4", "--set parallel.ranks=4")));
+}
+
+/// Of tables that are equally good for ranks, that which gives nodes rows more evenly.
+#[test]
+fn a_run_moves_experts_by_its_nodes() {
+    let shop = Workshop::new();
+    let nodes = "parallel.node_link={ranks_per_node=2,latency_us=0,gbytes_per_s=1000}";
+    let moves = "--set parallel.replace_every=1 --set parallel.replace_gain=0";
+    shop.train(&format!("--ranks 4 --set parallel.expert=4 --set moe.experts=8 {moves} --set {nodes}"));
+    let numbers = |value: &Value| -> Vec<u64> { serde_json::from_value(value.clone()).unwrap() };
+    let mut tables: Vec<ExpertTable> = (0..2).map(|_| ExpertTable::new(&[0, 0, 1, 1, 2, 2, 3, 3], 4)).collect();
+    let (mut moved, mut decided) = (0, 0);
+    for line in shop.metrics(RUN) {
+        for replaced in line["replaced"].as_array().into_iter().flatten() {
+            let layer = replaced["layer"].as_u64().unwrap() as usize;
+            let load = numbers(&line["moe"][layer]["load"]);
+            let [here, elsewhere] =
+                [[0, 0, 1, 1], [0, 1, 2, 3]].map(|nodes| reassigned(&load, &tables[layer], &nodes).owners());
+            let owners: Vec<usize> = numbers(&replaced["owners"]).into_iter().map(|rank| rank as usize).collect();
+            assert_eq!(owners, here, "step {}, layer {layer}", line["step"]);
+            decided += usize::from(here != elsewhere);
+            moved += 1;
+            tables[layer] = ExpertTable::new(&owners, 4);
+        }
+    }
+    assert!(moved > 0 && decided > 0, "{moved} moves, of which nodes decide {decided}");
 }
 
 /// What says who owned which expert is not believed if it is of another model.

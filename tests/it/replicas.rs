@@ -1,10 +1,13 @@
 //! A bit that flips in one rank's copy of a weight is found by all ranks, and the rank is named.
 
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+
 use guildhall::parallel::{Axis, Mesh, Parameters, Placement, Spread, Zero};
 use guildhall::train::{Divergence, Trainer, divergence};
 use guildhall_tensor::Dtype;
 
-use crate::program::{RECIPE, RUN, Workshop};
+use crate::program::{RECIPE, RUN, Workshop, wait_until};
 use crate::tiny::{Recipe, mixtral};
 use crate::world::{MESHES, SLICED, Shape, on_mesh, shape};
 
@@ -82,6 +85,60 @@ fn a_flipped_bit_is_found_wherever_a_weight_has_copies() {
         shapes.for_each(|shape| check(&recipe, shape, Zero::ALL[1]));
         check(&recipe, shape(4, 2), Zero::ALL[3]);
     }
+}
+
+/// A run that compares its copies after every step, of which one weight keeps its first values.
+pub(crate) const COMPARED: &str = "--set train.freeze=[\"embedding\"] --set train.check_replicas_every=1 \
+                                   --set train.steps=100000 --set train.eval_every=0 --set train.checkpoint_every=0";
+pub(crate) const KEPT: &str = "model.embed_tokens.weight";
+
+/// The first values of that weight, as they lie in the memory of each rank.
+pub(crate) fn kept_values(shop: &Workshop) -> Vec<u8> {
+    shop.train(&format!("{COMPARED} --ranks 2 --set train.steps=1 --set run.dir=first"));
+    let file = fs::read(shop.checkpoint("first", 1).join("model.safetensors")).unwrap();
+    let header = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let said: serde_json::Value = serde_json::from_slice(&file[8..header]).unwrap();
+    let [from, to] = [0, 1].map(|end| said[KEPT]["data_offsets"][end].as_u64().unwrap() as usize);
+    file[header..][from..to].to_vec()
+}
+
+/// Changes the number `values` begins with, wherever it is in a process's memory, to something else in each place; how many
+/// places there are.
+pub(crate) fn flip_in_memory(pid: &str, values: &[u8]) -> usize {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem")).unwrap();
+    let mut places = 0u8;
+    for line in maps.lines().filter(|line| line.contains(" rw-p ")) {
+        let (from, to) = line.split_whitespace().next().unwrap().split_once('-').unwrap();
+        let [from, to] = [from, to].map(|text| u64::from_str_radix(text, 16).unwrap());
+        let mut bytes = vec![0; (to - from) as usize];
+        // What the process gives back meanwhile has nothing to find.
+        if memory.read_exact_at(&mut bytes, from).is_err() {
+            continue;
+        }
+        for at in (0..(bytes.len() + 1).saturating_sub(values.len())).step_by(4) {
+            if bytes[at..].starts_with(values) {
+                places += 1;
+                memory.write_all_at(&[values[0] ^ places], from + at as u64).unwrap();
+            }
+        }
+    }
+    usize::from(places)
+}
+
+/// A bit of memory that is changed while the program runs.
+#[test]
+fn a_run_whose_memory_is_changed_ends_and_says_where() {
+    let shop = Workshop::new();
+    let values = kept_values(&shop);
+    let running = shop.start(&format!("train {RECIPE} --ranks 2 {COMPARED}"));
+    wait_until("steps", || shop.metrics(RUN).len() > 2);
+    let places = flip_in_memory(&running.pid(), &values);
+    assert!(places >= 2, "two ranks have {places} copies");
+    let finished = running.wait();
+    let what = format!("the copies of {KEPT} differ, those of rank 0 and rank 1 are not the same");
+    finished.failed(1, &["step ", &what]);
+    assert!(!shop.path(RUN).join("checkpoints").exists(), "nothing that differs is written");
 }
 
 /// What is compared changes nothing that is trained, and a run alone is told that it compares nothing.

@@ -3,13 +3,21 @@
 
 mod common;
 
-use common::{Comm, Draws, Element, Outcome, hold, reduced, values};
+use std::fs;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use common::{Comm, Draws, Element, Outcome, PATIENT, hold, hold_moved, reduced, values};
 use guildhall_comm::{Completed, Payload, Pending, Reduce, Request, Span, bf16};
 
 const REDUCES: [Reduce; 3] = [Reduce::Sum, Reduce::Max, Reduce::Min];
 
 /// Zero, one, around a cache line of each kind, around a block, and several blocks with a remainder.
 const LENGTHS: [usize; 9] = [0, 1, 7, 16, 33, 1000, 1024, 1025, 9001];
+
+/// Worlds of this process that have held a law.
+static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// Evaluates `$law::<E>(comm)` for every element type.
 macro_rules! for_every_kind {
@@ -251,6 +259,34 @@ fn long_messages_of_several_operations_arrive_whole() {
     });
 }
 
+/// What ranks have started goes on while they do other things: rank 0 gets its sum before any other looks for its own.
+#[test]
+fn operations_go_on_while_nobody_waits_for_them() {
+    hold_moved(|comm| {
+        let folder = std::env::temp_dir();
+        // Of the first process: a name that no other world has.
+        let world = comm.broadcast(0, vec![u64::from(std::process::id()), NEXT.fetch_add(1, Relaxed)])?.into_u64();
+        let done = folder.join(format!("guildhall-law-{}-{}", world[0], world[1]));
+        // Longer than what is sent at once, so that parts follow parts.
+        let sum = comm.start(Request::all_reduce(Reduce::Sum, vec![1.0f32; 600_000]))?;
+        if comm.rank() == 0 {
+            assert_eq!(sum.wait()?.recv.into_f32(), vec![comm.size() as f32; 600_000]);
+            fs::write(&done, "").expect("a file in the folder for such");
+        } else {
+            let since = Instant::now();
+            while !done.exists() {
+                assert!(since.elapsed() < PATIENT.timeout / 2, "it waits for ranks that do something else");
+                sleep(Duration::from_millis(1));
+            }
+            sum.wait()?;
+        }
+        comm.barrier()?;
+        // The first to come removes it.
+        let _ = fs::remove_file(done);
+        Ok(())
+    });
+}
+
 /// Each rank drops other results than its peers; everybody still gets what it waits for.
 #[test]
 fn a_dropped_result_is_still_delivered_to_peers() {
@@ -307,7 +343,7 @@ fn a_barrier_holds_everyone() {
     let late = 1;
     for result in guildhall_comm::threads::run(3, common::PATIENT, |comm| {
         if comm.rank() == late {
-            std::thread::sleep(Duration::from_millis(20));
+            sleep(Duration::from_millis(20));
         }
         entered.fetch_add(1, Ordering::SeqCst);
         comm.barrier()?;

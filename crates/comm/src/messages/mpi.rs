@@ -170,3 +170,38 @@ fn check(code: c_int) -> Result<(), String> {
         false => Err(format!("MPI: error {code}")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both in one test: MPI is entered once. Without a launcher there is a world of one.
+    #[test]
+    fn what_mpi_reports_and_what_it_loses_are_errors() {
+        let session = Session::start().expect("MPI can be entered");
+        let mut post = session.post();
+        let (sent, mut received) = ([1u8; 4], [0u8; 8]);
+        // SAFETY: the bytes live until the session is left.
+        unsafe {
+            let nobody = post.send(1, 0, sent.as_ptr(), sent.len()).map(|_| ()).expect_err("there is no rank 1");
+            assert!(nobody.starts_with("MPI: ") && nobody.contains("rank"), "{nobody}");
+            for (tag, awaited) in [(1, 4), (2, 8)] {
+                let mut coming = post.receive(0, tag, received.as_mut_ptr(), awaited).expect("it is awaited");
+                let mut going = post.send(0, tag, sent.as_ptr(), sent.len()).expect("it is sent");
+                let came = loop {
+                    if post.is_done(&mut going).expect("it is on its way") {
+                        break loop {
+                            match post.is_done(&mut coming) {
+                                Ok(false) => {}
+                                end => break end,
+                            }
+                        };
+                    }
+                };
+                let told = if awaited == 4 { Ok(true) } else { Err("4 bytes came where 8 are received".to_owned()) };
+                assert_eq!(came, told);
+            }
+        }
+        session.leave().expect("all is done");
+    }
+}

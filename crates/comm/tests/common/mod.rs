@@ -146,14 +146,35 @@ pub(crate) fn connected(size: usize) -> Vec<Arc<dyn ControlLane>> {
 
 /// Holds `law` on every rank of every implementation; under a launcher of MPI on this process's rank of its world.
 pub(crate) fn hold(law: impl Fn(&Comm) -> Outcome + Sync) {
+    if !is_held_by_mpi(&law) {
+        hold_here(&law);
+    }
+}
+
+/// Holds a law of those ranks whose messages a thread moves on: of messages within a process, or of MPI.
+pub(crate) fn hold_moved(law: impl Fn(&Comm) -> Outcome + Sync) {
+    if !is_held_by_mpi(&law) {
+        for result in Means::Messages.run(3, PATIENT, |comm| law(&comm)) {
+            result.unwrap_or_else(|failure| panic!("{failure}"));
+        }
+    }
+}
+
+/// Whether a launcher of MPI has started this process; then the law is held in its world.
+fn is_held_by_mpi(law: &(impl Fn(&Comm) -> Outcome + Sync)) -> bool {
     #[cfg(feature = "mpi")]
     if let Some(world) = launched::world() {
         for way in NodeWay::ALL {
             let world = in_pairs(&world, way).and_then(|world| law(&world));
             world.unwrap_or_else(|error| panic!("MPI, {}: {error}", way.name()));
         }
-        return;
+        return true;
     }
+    let _ = law;
+    false
+}
+
+fn hold_here(law: &(impl Fn(&Comm) -> Outcome + Sync)) {
     law(&solo::world()).unwrap_or_else(|error| panic!("solo: {error}"));
     for (seed, size, way) in
         [(1, 2, NodeWay::Direct), (2, 3, NodeWay::TwoD), (3, 4, NodeWay::Direct), (4, 4, NodeWay::TwoLevel)]
