@@ -71,6 +71,16 @@ pub fn open_newest_whole(run: &Path) -> Result<Option<NewestWhole>, Error> {
     damaged.into_iter().next().map_or(Ok(None), |(_, error)| Err(error))
 }
 
+/// Opens a checkpoint of which another process has compared every file with its checksum.
+///
+/// # Errors
+/// A folder that is no checkpoint.
+pub fn open_found_whole(folder: &Path) -> Result<NewestWhole, Error> {
+    let manifest = CheckpointManifest::read(folder)?;
+    let whole = OpenCheckpoint { folder: folder.to_owned(), manifest, read_as: BTreeMap::new() };
+    Ok(NewestWhole { whole, damaged: Vec::new() })
+}
+
 impl OpenCheckpoint {
     /// A model that another program has written, and small files of its folder, as if this one had: at step 0, of no data.
     pub fn foreign(folder: &Path, tensors: Arc<TensorFiles>, small: impl Iterator<Item = String>) -> OpenCheckpoint {

@@ -40,7 +40,9 @@ pub use file_set::{FileSet, TensorKind, check_within};
 pub use folder::{CHECKPOINTS, LATEST, link_latest, newest, set_damaged_aside, step_folder};
 pub use helper::WritePace;
 pub use layout::{FileLayout, TensorEntry, TensorList};
-pub use load::{NewestWhole, OpenCheckpoint, check_fit, load_model, load_optimizer, open, open_newest_whole};
+pub use load::{
+    NewestWhole, OpenCheckpoint, check_fit, load_model, load_optimizer, open, open_found_whole, open_newest_whole,
+};
 pub use manifest::{CheckpointManifest, TrainingProgress};
 pub use packed::{PackedWeight, WeightPacking};
 pub use retype::retyped;

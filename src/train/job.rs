@@ -13,6 +13,8 @@ use crate::report::REPORT_FILE;
 
 const CONFIG_FILE: &str = "config.toml";
 const LOCK_FILE: &str = ".lock";
+/// What the lock says where no checkpoint was found.
+const NONE: &str = "none";
 
 /// Where a run begins.
 #[derive(Clone, Debug)]
@@ -82,16 +84,24 @@ fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> JobEr
 
 impl Job {
     /// Takes the folder of `config`: with `resume` its newest checkpoint is where to begin, if it has one. Nothing
-    /// that an earlier run left is changed yet. The process that `leads` locks the folder; the others of the same run
-    /// come after it.
+    /// that an earlier run left is changed yet. The process that `leads` locks the folder and finds the checkpoint that is
+    /// whole; the others of the same run come after it, and take its word: it has read every byte.
     ///
     /// # Errors
     /// A folder that cannot be written, is in use, or holds a checkpoint that this recipe cannot continue.
     pub fn open(config: Config, resume: bool, leads: bool) -> Result<Job, JobError> {
         let dir = &config.run.dir;
         fs::create_dir_all(dir).map_err(io("create", dir))?;
-        let lock = leads.then(|| lock(dir)).transpose()?;
-        let newest = if resume { checkpoint::open_newest_whole(dir)? } else { None };
+        let mut lock = leads.then(|| lock(dir)).transpose()?;
+        let newest = match found_by_leader(dir).filter(|_| !leads) {
+            _ if !resume => None,
+            Some(found) => found.map(|folder| checkpoint::open_found_whole(&folder)).transpose()?,
+            None => checkpoint::open_newest_whole(dir)?,
+        };
+        if let Some(lock) = lock.as_mut().filter(|_| resume) {
+            let found = newest.as_ref().and_then(|newest| newest.whole.folder.file_name()?.to_str());
+            writeln!(lock, "{}", found.unwrap_or(NONE)).map_err(io("write", &dir.join(LOCK_FILE)))?;
+        }
         let (start, damaged) = match newest {
             Some(NewestWhole { whole, damaged }) => (Start::From(continued(&config, whole)?), damaged),
             None => (fresh(&config)?, Vec::new()),
@@ -163,6 +173,14 @@ impl Job {
             Start::From(source) => source.manifest.progress.step,
         }
     }
+}
+
+/// What the process that leads goes on from, by its lock; `None` where the lock does not say, as in another folder than the
+/// leader's.
+fn found_by_leader(dir: &Path) -> Option<Option<PathBuf>> {
+    let mark = fs::read_to_string(dir.join(LOCK_FILE)).ok()?;
+    let found = mark.lines().nth(1)?;
+    Some((found != NONE).then(|| dir.join(checkpoint::CHECKPOINTS).join(found)))
 }
 
 fn lock(dir: &Path) -> Result<File, JobError> {

@@ -2,6 +2,7 @@
 //! opens the folder, prepares the text and keeps the score for itself, and shares nothing with the others but the
 //! communicator and a control lane. Data travels between threads here; the lanes are queues or TCP.
 
+use std::fs;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,12 +14,13 @@ use guildhall::commands::{CommandFailure, train};
 use guildhall::config;
 use guildhall::launch::{Member, Process, Rank, Refusal, RunFailure, Tellable};
 use guildhall::parallel;
+use guildhall::train::Job;
 use guildhall_comm::control::sockets::Doorway;
 use guildhall_comm::control::{ControlLane, Signal, mailbox};
 use guildhall_comm::threads::{self, Options};
 use guildhall_comm::{Error, Reduce};
 
-use crate::program::{RECIPE, Workshop};
+use crate::program::{RECIPE, RUN, TENSORS, Workshop};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Two ranks, one, and one.
@@ -364,4 +366,32 @@ fn a_launcher_of_a_program_without_mpi_is_told_so() {
         refused.failed(2, &[&format!("{by} has started 2 processes"), "without MPI", "--features mpi"]);
         assert!(!shop.path("runs").exists(), "nothing was begun");
     }
+}
+
+/// One process reads every byte of the checkpoints; the others go on from what it found, and read none of them twice.
+#[test]
+fn who_follows_takes_the_leaders_word_for_what_is_whole() {
+    let shop = Workshop::new();
+    shop.train("");
+    let open = |leads| {
+        let run = format!("run.dir={}", shop.path(RUN).display());
+        Job::open(config::load(&shop.path(RECIPE), &[run], None).unwrap().config, true, leads)
+    };
+    let damage = |step: u64| {
+        let file = shop.checkpoint(RUN, step).join(TENSORS[0]);
+        let mut bytes = fs::read(&file).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(file, bytes).unwrap();
+    };
+    damage(6);
+    let leader = open(true).unwrap();
+    // What is damaged from now on nobody looks for.
+    damage(4);
+    let follower = open(false).unwrap();
+    assert_eq!((leader.steps_done(), leader.origin(), &leader.mark), (4, follower.origin(), &follower.mark));
+    drop((leader, follower));
+    assert_eq!(open(true).unwrap().steps_done(), 2);
+    fs::remove_dir_all(shop.path(RUN).join("checkpoints")).unwrap();
+    let leader = open(true).unwrap();
+    assert_eq!((leader.steps_done(), leader.origin()), (0, open(false).unwrap().origin()));
 }
