@@ -145,6 +145,31 @@ fn an_interrupted_run_finishes_what_it_writes() {
     assert!(shop.tensors("whole", 60) == shop.tensors(RUN, 60), "it went on otherwise");
 }
 
+/// A checkpoint that found something in its way is tried again long before the next is due, at a step that was told.
+#[test]
+fn a_checkpoint_that_could_not_be_written_is_tried_again_in_ten_steps() {
+    let shop = Workshop::new();
+    let options = "--set train.steps=1000 --set train.checkpoint_every=500 --set train.eval_every=0";
+    let running = shop.start_logged(&format!("train {RECIPE} {options}"), "log");
+    wait_until("a step", || !shop.metrics(RUN).is_empty());
+    let checkpoints = shop.path(RUN).join("checkpoints");
+    let in_the_way = checkpoints.join(".partial-file");
+    fs::create_dir_all(&checkpoints).expect("a folder");
+    fs::write(&in_the_way, "").expect("a file");
+    wait_until("a warning", || shop.read("log").contains("warning: no checkpoint of step 500: "));
+    fs::remove_file(&in_the_way).expect("nobody else removes it");
+    let finished = running.wait();
+    let log = shop.read("log");
+    assert_eq!(finished.code, Some(0), "{log}");
+    let number = |text: &str| text.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse::<u64>().unwrap();
+    let told: Vec<u64> = log.split("and tries again after step ").skip(1).map(number).collect();
+    assert!(told.iter().enumerate().all(|(tries, step)| *step == 510 + 10 * tries as u64), "{told:?}: {log}");
+    let written = told.last().expect("a warning tells when");
+    let note = format!("note: the checkpoint of step {written} is written, the first since step 500\n");
+    assert!(log.contains(&note), "no {note:?}: {log}");
+    assert_eq!(damage(&shop.checkpoint(RUN, *written)), None);
+}
+
 #[test]
 fn a_copy_that_does_not_fit_is_refused_with_its_bytes() {
     let shop = Workshop::new();
