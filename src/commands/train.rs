@@ -145,8 +145,9 @@ fn advice(config: &Config, plan: &Forecast, failure: &RunFailure<StopKind>) -> S
         _ => {}
     }
     match checkpoint::newest(&config.run.dir) {
-        Some(folder) => format!("\n  once that is mended, --resume continues from {}", folder.display()),
-        None => "\n  no checkpoint had been written: once that is mended, start again".to_owned(),
+        Ok(Some(folder)) => format!("\n  once that is mended, --resume continues from {}", folder.display()),
+        Err(error) => format!("\n  {error}: once that is mended too, --resume continues from what is there"),
+        Ok(None) => "\n  no checkpoint had been written: once that is mended, start again".to_owned(),
     }
 }
 
