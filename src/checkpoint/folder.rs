@@ -99,9 +99,14 @@ pub fn set_damaged_aside(checkpoint: &Path) -> Result<PathBuf, Error> {
     Ok(aside)
 }
 
-/// Makes renames within `folder` durable.
+/// Makes renames within `folder` durable, where the file system can: some write folders by themselves, and say that they
+/// cannot be asked to.
 pub(super) fn sync_folder(folder: &Path) -> Result<(), Error> {
-    fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(Error::io("sync", folder))
+    let is_unasked = |error: &io::Error| matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported);
+    match fs::File::open(folder).and_then(|folder| folder.sync_all()) {
+        Err(error) if !is_unasked(&error) => Err(Error::io("sync", folder)(error)),
+        _ => Ok(()),
+    }
 }
 
 /// Removes all but the newest `keep` checkpoints up to `step` (0: none is removed).

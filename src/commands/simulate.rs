@@ -18,8 +18,14 @@ use crate::moe::Shadowing;
 use crate::parallel::{AllToAll, Migrate};
 use schedule::{Played, SimulatedRecipe, Undisturbed};
 
+/// Keys that every simulated run has alike.
+const OWN: [&str; 3] = ["run.dir", "train.steps", "parallel.threads"];
+
 /// Every rank is a thread.
 const RANKS_MAX: usize = 32;
+
+/// Ranks that wait for messages longer than this are late.
+const TIMEOUT_MIN_S: u64 = 10;
 
 /// Seeds in which a flaw of the transport must show.
 const CANARY_SEEDS: u64 = 100;
@@ -39,14 +45,26 @@ pub(super) fn run(arguments: SimulateArgs) -> Result<(), CommandFailure> {
     if arguments.seeds == 0 {
         return Err(CommandFailure::Request(anyhow::anyhow!("--seeds 0: there is nothing to run; use 1 or more")));
     }
+    for key in OWN {
+        if arguments.overrides.set.iter().any(|set| set.split('=').next().is_some_and(|set| set.trim() == key)) {
+            let wrong =
+                format!("--set {key}: a simulation sets it itself; leave it out (--steps says how many there are)");
+            return Err(CommandFailure::Request(anyhow::anyhow!(wrong)));
+        }
+    }
     let recipe = SimulatedRecipe::new(&arguments)?;
     check(&recipe)?;
     let config = recipe.config();
     say(&format!(
-        "recipe   {}: {} ranks, {} steps, each with a checkpoint",
+        "recipe   {}: {} ranks, {} steps, {}",
         arguments.recipe.display(),
         config.parallel.ranks,
-        config.train.steps
+        config.train.steps,
+        match config.train.checkpoint_every {
+            0 => "a checkpoint at the end".to_owned(),
+            1 => "each with a checkpoint".to_owned(),
+            every => format!("a checkpoint every {every}"),
+        }
     ));
     let found = recipe.prepare().and_then(|reference| {
         if let (None, None) = (flaw, arguments.seed) {
@@ -81,7 +99,13 @@ fn flaw(name: &str) -> Result<TransportFlaw, CommandFailure> {
 fn check(recipe: &SimulatedRecipe) -> Result<(), CommandFailure> {
     let config = recipe.config();
     let refused = |text: String| Err(CommandFailure::Request(anyhow::anyhow!(text)));
-    let ranks = config.parallel.ranks;
+    let (ranks, timeout) = (config.parallel.ranks, config.parallel.timeout_s);
+    if timeout < TIMEOUT_MIN_S {
+        return refused(format!(
+            "parallel.timeout_s = {timeout}: messages may take nearly a second of the world's time here, which costs none; use \
+             {TIMEOUT_MIN_S} or more"
+        ));
+    }
     if ranks > RANKS_MAX {
         return refused(format!("{ranks} ranks: every rank is a thread here; use --ranks {RANKS_MAX} or fewer"));
     }
@@ -243,11 +267,11 @@ fn tell(arguments: &SimulateArgs, found: &Schedules) {
 
 /// The configuration of a run in `folder`, of the recipe and what the command changes.
 fn load(arguments: &SimulateArgs, folder: &Path) -> Result<config::Loaded, CommandFailure> {
-    let mut set = arguments.overrides.set.clone();
+    let mut set = vec!["train.checkpoint_every=1".to_owned()];
+    set.extend(arguments.overrides.set.iter().cloned());
     let quoted = |path: PathBuf| format!("{:?}", path.display().to_string());
     set.extend([
         format!("run.dir={}", quoted(folder.to_owned())),
-        "train.checkpoint_every=1".to_owned(),
         format!("train.steps={}", arguments.steps),
         "parallel.threads=1".to_owned(),
     ]);

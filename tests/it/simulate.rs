@@ -3,7 +3,7 @@
 use crate::program::{RECIPE, Workshop, wait_until};
 
 /// Stages of one checkpoint are beside steps, and one that comes due waits for another.
-const BESIDE: &str = "--set train.checkpoint_async=true --set train.checkpoint_every=3";
+const BESIDE: &str = "--set train.checkpoint_async=true";
 const OPTIONS: &str = "--ranks 3 --set train.batch_tokens=192 --set train.eval_every=0";
 
 #[test]
@@ -91,6 +91,8 @@ fn what_no_seed_repeats_is_refused() {
         ),
         ("--steps 0", ["train.steps = 0", "at least 1"]),
         ("--seeds 0", ["--seeds 0", "use 1 or more"]),
+        ("--set parallel.timeout_s=1", ["parallel.timeout_s = 1", "use 10 or more"]),
+        ("--set train.steps=9", ["--set train.steps", "--steps"]),
         ("--ranks 64", ["64 ranks", "--ranks 32 or fewer"]),
         ("--inject sleep", ["--inject sleep", "overtaking or loss"]),
     ] {

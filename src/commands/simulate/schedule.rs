@@ -61,7 +61,12 @@ struct EndOfRun {
 impl<'a> SimulatedRecipe<'a> {
     pub(super) fn new(arguments: &'a SimulateArgs) -> Result<SimulatedRecipe<'a>, CommandFailure> {
         let folder = std::env::temp_dir().join(format!("guildhall-simulate-{}", std::process::id()));
-        let loaded = load(arguments, &folder.join("threads"))?;
+        fs::create_dir_all(&folder).map_err(|error| {
+            let wrong =
+                format!("could not create {}: {error}; set TMPDIR to a folder that can be written", folder.display());
+            CommandFailure::Request(anyhow::anyhow!(wrong))
+        })?;
+        let loaded = load(arguments, &folder.join("threads")).inspect_err(|_| remove(&folder))?;
         Ok(SimulatedRecipe { arguments, folder, loaded })
     }
 
