@@ -43,6 +43,8 @@ CASES = {
     "migration, auto": (EXPERTS, ["parallel.migrate=off"], ["parallel.migrate=auto"]),
     "shadowing, auto": (SKEWED, ["moe.shadowing=off"], ["moe.shadowing=auto"]),
     "experts travel (EXT)": (EXPERTS, ["parallel.exchange=tokens"], ["parallel.exchange=experts"]),
+    "experts change ranks": ([*SKEWED, "moe.experts=16"], ["parallel.replace_every=0"],
+                             ["parallel.replace_every=3", "parallel.replace_gain=0"]),
     "all-to-all in two levels": (EXPERTS, ["parallel.all_to_all=direct"], ["parallel.all_to_all=two_level"]),
     "all-to-all in two dimensions": (EXPERTS, ["parallel.all_to_all=direct"], ["parallel.all_to_all=two_d"]),
 }

@@ -1,6 +1,7 @@
 //! The folders of a run's checkpoints: names, the link to the newest, and which are kept.
 
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use super::Error;
@@ -20,22 +21,32 @@ pub fn step_folder(run: &Path, step: u64) -> PathBuf {
     run.join(CHECKPOINTS).join(format!("{PREFIX}{step:06}"))
 }
 
-/// The steps of all checkpoints, rising.
-pub(super) fn steps(run: &Path) -> Vec<u64> {
-    let Ok(entries) = fs::read_dir(run.join(CHECKPOINTS)) else { return Vec::new() };
+/// The steps of all checkpoints, rising; none where their folder is missing.
+///
+/// # Errors
+/// A folder that cannot be read: what is in it is not known to be gone.
+pub(super) fn steps(run: &Path) -> Result<Vec<u64>, Error> {
+    let folder = run.join(CHECKPOINTS);
+    let entries = match fs::read_dir(&folder) {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
+        entries => entries.and_then(Iterator::collect::<io::Result<Vec<_>>>).map_err(Error::io("read", &folder))?,
+    };
     let step = |entry: fs::DirEntry| {
         let step = entry.file_name().to_str()?.strip_prefix(PREFIX)?.parse().ok()?;
         (step_folder(run, step) == entry.path()).then_some(step)
     };
-    let mut steps: Vec<u64> = entries.flatten().filter_map(step).collect();
+    let mut steps: Vec<u64> = entries.into_iter().filter_map(step).collect();
     steps.sort_unstable();
-    steps
+    Ok(steps)
 }
 
 /// The newest checkpoint of a run. A folder gets its name only when it is whole, so one whose contents are wrong was
 /// damaged later: opening it says so, which going back to an older one in silence would not.
-pub fn newest(run: &Path) -> Option<PathBuf> {
-    steps(run).last().map(|step| step_folder(run, *step))
+///
+/// # Errors
+/// A folder of checkpoints that cannot be read.
+pub fn newest(run: &Path) -> Result<Option<PathBuf>, Error> {
+    Ok(steps(run)?.last().map(|step| step_folder(run, *step)))
 }
 
 /// Where a checkpoint is written before it has its name.
@@ -88,14 +99,19 @@ pub fn set_damaged_aside(checkpoint: &Path) -> Result<PathBuf, Error> {
     Ok(aside)
 }
 
-/// Makes renames within `folder` durable.
+/// Makes renames within `folder` durable, where the file system can: some write folders by themselves, and say that they
+/// cannot be asked to.
 pub(super) fn sync_folder(folder: &Path) -> Result<(), Error> {
-    fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(Error::io("sync", folder))
+    let is_unasked = |error: &io::Error| matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported);
+    match fs::File::open(folder).and_then(|folder| folder.sync_all()) {
+        Err(error) if !is_unasked(&error) => Err(Error::io("sync", folder)(error)),
+        _ => Ok(()),
+    }
 }
 
 /// Removes all but the newest `keep` checkpoints up to `step` (0: none is removed).
 pub(super) fn prune(run: &Path, step: u64, keep: usize) -> Result<(), Error> {
-    let mut steps = steps(run);
+    let mut steps = steps(run)?;
     steps.retain(|&other| other <= step);
     let old = if keep == 0 { 0 } else { steps.len().saturating_sub(keep) };
     steps[..old].iter().try_for_each(|&step| remove(&step_folder(run, step)))

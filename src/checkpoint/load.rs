@@ -36,8 +36,10 @@ const SMALL: u64 = 1 << 20;
 /// # Errors
 /// A folder that is no checkpoint and no run with one, or a damaged file.
 pub fn open(folder: &Path) -> Result<OpenCheckpoint, Error> {
-    let of_run = newest(folder);
-    if let Some(manifest) = of_run.as_ref().map(|folder| folder.join(MANIFEST)).filter(|manifest| !manifest.exists()) {
+    let of_run = newest(folder)?;
+    if let Some(manifest) = of_run.as_ref().map(|folder| folder.join(MANIFEST))
+        && !manifest.try_exists().map_err(Error::io("find", &manifest))?
+    {
         return Err(Error::damaged(&manifest, "it is missing"));
     }
     let folder = of_run.unwrap_or_else(|| folder.to_owned());
@@ -60,7 +62,7 @@ pub struct NewestWhole {
 /// A file that cannot be read; if no checkpoint is whole, what is wrong with the newest.
 pub fn open_newest_whole(run: &Path) -> Result<Option<NewestWhole>, Error> {
     let mut damaged = Vec::new();
-    for step in steps(run).into_iter().rev() {
+    for step in steps(run)?.into_iter().rev() {
         let folder = step_folder(run, step);
         match open(&folder) {
             Ok(whole) => return Ok(Some(NewestWhole { whole, damaged })),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -80,8 +80,14 @@ impl CheckpointManifest {
         if !path.exists() && is_there("config.json") && !is_there("config.toml") {
             return Err(not("it is a model of Hugging Face, of which `guildhall convert` makes one".to_owned()));
         }
-        let read = || std::io::read_to_string(regular(&path)?);
-        let text = read().map_err(|error| not(format!("{}: {error}", path.display())))?;
+        let read = || io::read_to_string(regular(&path)?);
+        let text = read().map_err(|error| match error.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::InvalidData | ErrorKind::Other => {
+                not(format!("{}: {error}", path.display()))
+            }
+            // It may be whole all the same.
+            _ => Error::io("read", &path)(error),
+        })?;
         let stated: Stated = serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error.to_string()))?;
         // First: what another format says need not make sense in this one.
         match stated.format {
@@ -128,10 +134,10 @@ impl CheckpointManifest {
 }
 
 /// Opens a file that has an end: what is read from a pipe or a device may have none.
-pub(super) fn regular(path: &Path) -> std::io::Result<File> {
+pub(super) fn regular(path: &Path) -> io::Result<File> {
     match std::fs::metadata(path)?.is_file() {
         true => File::open(path),
-        false => Err(std::io::Error::other("it is no regular file")),
+        false => Err(io::Error::other("it is no regular file")),
     }
 }
 
@@ -157,7 +163,7 @@ impl Hasher {
     }
 
     /// Takes up to `limit` bytes from where the file is; returns how many there were.
-    pub(super) fn read(&mut self, file: &mut File, limit: usize) -> std::io::Result<usize> {
+    pub(super) fn read(&mut self, file: &mut File, limit: usize) -> io::Result<usize> {
         self.buffer.resize(1 << 20, 0);
         let mut taken = 0;
         while taken < limit {

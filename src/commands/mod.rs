@@ -123,7 +123,8 @@ pub fn run(cli: Cli) -> ExitCode {
 
 /// Ends a process that waits for what may never come.
 pub fn give_up(why: &str) -> ! {
-    say(&format!("error: {why}"));
+    let who = Launched::here().filter(|launched| launched.rank > 0);
+    say(&format!("{}error: {why}", who.map_or_else(String::new, |Launched { rank, .. }| format!("rank {rank}: "))));
     std::process::exit(1)
 }
 

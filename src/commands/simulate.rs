@@ -2,7 +2,6 @@
 
 mod schedule;
 
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,8 +18,14 @@ use crate::moe::Shadowing;
 use crate::parallel::{AllToAll, Migrate};
 use schedule::{Played, SimulatedRecipe, Undisturbed};
 
+/// Keys that every simulated run has alike.
+const OWN: [&str; 3] = ["run.dir", "train.steps", "parallel.threads"];
+
 /// Every rank is a thread.
 const RANKS_MAX: usize = 32;
+
+/// Ranks that wait for messages longer than this are late.
+const TIMEOUT_MIN_S: u64 = 10;
 
 /// Seeds in which a flaw of the transport must show.
 const CANARY_SEEDS: u64 = 100;
@@ -40,20 +45,32 @@ pub(super) fn run(arguments: SimulateArgs) -> Result<(), CommandFailure> {
     if arguments.seeds == 0 {
         return Err(CommandFailure::Request(anyhow::anyhow!("--seeds 0: there is nothing to run; use 1 or more")));
     }
+    for key in OWN {
+        if arguments.overrides.set.iter().any(|set| set.split('=').next().is_some_and(|set| set.trim() == key)) {
+            let wrong =
+                format!("--set {key}: a simulation sets it itself; leave it out (--steps says how many there are)");
+            return Err(CommandFailure::Request(anyhow::anyhow!(wrong)));
+        }
+    }
     let recipe = SimulatedRecipe::new(&arguments)?;
     check(&recipe)?;
     let config = recipe.config();
     say(&format!(
-        "recipe   {}: {} ranks, {} steps, each with a checkpoint",
+        "recipe   {}: {} ranks, {} steps, {}",
         arguments.recipe.display(),
         config.parallel.ranks,
-        config.train.steps
+        config.train.steps,
+        match config.train.checkpoint_every {
+            0 => "a checkpoint at the end".to_owned(),
+            1 => "each with a checkpoint".to_owned(),
+            every => format!("a checkpoint every {every}"),
+        }
     ));
     let found = recipe.prepare().and_then(|reference| {
         if let (None, None) = (flaw, arguments.seed) {
             canaries(&reference)?;
         }
-        let seeds = arguments.seed.map_or(0..arguments.seeds, |seed| seed..seed + 1);
+        let seeds = arguments.seed.map_or((0, arguments.seeds), |seed| (seed, 1));
         let mut found = Schedules::default();
         search(&reference, seeds, flaw, &mut found)?;
         Ok(found)
@@ -82,7 +99,13 @@ fn flaw(name: &str) -> Result<TransportFlaw, CommandFailure> {
 fn check(recipe: &SimulatedRecipe) -> Result<(), CommandFailure> {
     let config = recipe.config();
     let refused = |text: String| Err(CommandFailure::Request(anyhow::anyhow!(text)));
-    let ranks = config.parallel.ranks;
+    let (ranks, timeout) = (config.parallel.ranks, config.parallel.timeout_s);
+    if timeout < TIMEOUT_MIN_S {
+        return refused(format!(
+            "parallel.timeout_s = {timeout}: messages may take nearly a second of the world's time here, which costs none; use \
+             {TIMEOUT_MIN_S} or more"
+        ));
+    }
     if ranks > RANKS_MAX {
         return refused(format!("{ranks} ranks: every rank is a thread here; use --ranks {RANKS_MAX} or fewer"));
     }
@@ -116,7 +139,9 @@ struct Schedules {
     undisturbed: u64,
     deaths: u64,
     standstills: u64,
-    /// Runs of the last two kinds that went on from a checkpoint, and those that began again.
+    /// Those whose mishap was drawn for later than the end.
+    too_late: u64,
+    /// Runs with a mishap that went on from a checkpoint, and those that began again.
     resumed: u64,
     begun_again: u64,
     turns: u64,
@@ -130,10 +155,11 @@ impl Schedules {
     fn add(&mut self, seed: u64, played: Result<Played, String>) {
         match played {
             Ok(Played { mishap, has_resumed, turns }) => {
-                match mishap.map(|mishap| mishap.kind) {
+                match mishap.map(|(mishap, has_happened)| (mishap.kind, has_happened)) {
                     None => self.undisturbed += 1,
-                    Some(MishapKind::Death) => self.deaths += 1,
-                    Some(MishapKind::Standstill(_)) => self.standstills += 1,
+                    Some((_, false)) => self.too_late += 1,
+                    Some((MishapKind::Death, true)) => self.deaths += 1,
+                    Some((MishapKind::Standstill(_), true)) => self.standstills += 1,
                 }
                 self.resumed += u64::from(has_resumed == Some(true));
                 self.begun_again += u64::from(has_resumed == Some(false));
@@ -144,12 +170,20 @@ impl Schedules {
     }
 
     fn run(&self) -> u64 {
-        self.undisturbed + self.deaths + self.standstills + self.bad.len() as u64
+        self.undisturbed + self.too_late + self.deaths + self.standstills + self.bad.len() as u64
     }
 }
 
-/// Sees that what is wrong with a transport shows in what this recipe sends.
+/// Sees that a result that is not the right one shows, and what is wrong with a transport in what this recipe sends.
 fn canaries(reference: &Undisturbed) -> Result<(), CommandFailure> {
+    for (what, is_loss) in [("a weight or state", false), ("a loss", true)] {
+        if reference.altered(is_loss).play(0, None).is_ok() {
+            return Err(CommandFailure::Run(anyhow::anyhow!(
+                "another bit of {what} is not noticed: please report this"
+            )));
+        }
+        say(&format!("canary   another bit of {what}: noticed"));
+    }
     for (name, flaw, what) in FLAWS {
         let shows = (0..CANARY_SEEDS).find(|&seed| reference.play(seed, Some(flaw)).is_err());
         match shows {
@@ -169,35 +203,31 @@ fn canaries(reference: &Undisturbed) -> Result<(), CommandFailure> {
 /// Runs schedules, several at a time: each is one thread's work.
 fn search(
     reference: &Undisturbed,
-    seeds: Range<u64>,
+    (first, count): (u64, u64),
     flaw: Option<TransportFlaw>,
     found: &mut Schedules,
 ) -> Result<(), CommandFailure> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).map_err(CommandFailure::request)?;
-    say(&format!("seeds    {} to {}", seeds.start, seeds.end - 1));
-    let (next, begun) = (AtomicU64::new(seeds.start), Instant::now());
+    say(&format!("seeds    {first} to {}", first.saturating_add(count - 1)));
+    let (next, begun) = (AtomicU64::new(0), Instant::now());
     let shared = Mutex::new((found, begun));
     let work = |core| {
         launch::stay_on(core);
         while !stop.load(Ordering::Relaxed) {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds.end {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= count {
                 break;
             }
+            let seed = first + number;
             let played = reference.play(seed, flaw);
             let mut guard = shared.lock().unwrap_or_else(PoisonError::into_inner);
             let (found, said) = &mut *guard;
             found.add(seed, played);
             if said.elapsed() > BETWEEN_LINES {
                 *said = Instant::now();
-                say(&format!(
-                    "         {} of {} schedules, {} bad",
-                    found.run(),
-                    seeds.end - seeds.start,
-                    found.bad.len()
-                ));
+                say(&format!("         {} of {count} schedules, {} bad", found.run(), found.bad.len()));
             }
         }
     };
@@ -207,15 +237,15 @@ fn search(
     let (found, _) = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
     found.bad.sort();
     found.took = begun.elapsed();
-    found.left = seeds.end - seeds.start - found.run();
+    found.left = count - found.run();
     Ok(())
 }
 
 fn tell(arguments: &SimulateArgs, found: &Schedules) {
-    let Schedules { undisturbed, deaths, standstills, resumed, begun_again, turns, bad, took, .. } = found;
+    let Schedules { undisturbed, deaths, standstills, too_late, resumed, begun_again, turns, bad, took, .. } = found;
     say(&format!(
         "ran      {} schedules in {:.1} s, {turns} turns: {undisturbed} undisturbed, {deaths} with a death, {standstills} with \
-         a standstill",
+         a standstill, {too_late} in which it would have come after the end",
         found.run(),
         took.as_secs_f64()
     ));
@@ -237,11 +267,11 @@ fn tell(arguments: &SimulateArgs, found: &Schedules) {
 
 /// The configuration of a run in `folder`, of the recipe and what the command changes.
 fn load(arguments: &SimulateArgs, folder: &Path) -> Result<config::Loaded, CommandFailure> {
-    let mut set = arguments.overrides.set.clone();
+    let mut set = vec!["train.checkpoint_every=1".to_owned()];
+    set.extend(arguments.overrides.set.iter().cloned());
     let quoted = |path: PathBuf| format!("{:?}", path.display().to_string());
     set.extend([
         format!("run.dir={}", quoted(folder.to_owned())),
-        "train.checkpoint_every=1".to_owned(),
         format!("train.steps={}", arguments.steps),
         "parallel.threads=1".to_owned(),
     ]);

@@ -75,7 +75,8 @@ pub fn conduct(
     };
     process.same("recipes", &loaded.config.to_toml())?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
-    let plan = process.agree(|| fit::planned(&loaded.config, process.neighbours()))?;
+    let shared = Config { parallel: process.with_threads(&loaded.config.parallel), ..loaded.config.clone() };
+    let plan = process.agree(|| fit::planned(&shared, process.neighbours()))?;
     // The folder first: that it is in use should not take the preparation of a corpus to find out.
     let job = process.agree(|| Job::open(loaded.config, resume, leads).map_err(CommandFailure::request))?;
     process.same(&format!("contents of run.dir = {}", job.config.run.dir.display()), &job.mark)?;
@@ -145,8 +146,9 @@ fn advice(config: &Config, plan: &Forecast, failure: &RunFailure<StopKind>) -> S
         _ => {}
     }
     match checkpoint::newest(&config.run.dir) {
-        Some(folder) => format!("\n  once that is mended, --resume continues from {}", folder.display()),
-        None => "\n  no checkpoint had been written: once that is mended, start again".to_owned(),
+        Ok(Some(folder)) => format!("\n  once that is mended, --resume continues from {}", folder.display()),
+        Err(error) => format!("\n  {error}: once that is mended too, --resume continues from what is there"),
+        Ok(None) => "\n  no checkpoint had been written: once that is mended, start again".to_owned(),
     }
 }
 

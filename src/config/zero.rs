@@ -51,7 +51,7 @@ pub(super) fn fit(config: &mut Config, origin: Option<Origin>) -> Option<String>
     }
     let zero = std::mem::take(&mut config.parallel.zero);
     Some(format!(
-        "parallel.zero = {zero} ({origin}) has nobody to share with on --ranks {}; 0 is used instead",
+        "parallel.zero = {zero} ({origin}) has nobody to share with on {} rank(s); 0 is used instead",
         config.parallel.ranks
     ))
 }

@@ -175,7 +175,7 @@ impl ModelFolder {
 /// # Errors
 /// A folder of neither.
 pub fn kind(folder: &Path) -> Result<ModelKind, Error> {
-    let is_own = checkpoint::newest(folder).is_some() || folder.join("manifest.json").exists();
+    let is_own = checkpoint::newest(folder)?.is_some() || folder.join("manifest.json").exists();
     // What a checkpoint keeps of Hugging Face's does not make it a model of theirs when its manifest is gone.
     let is_own = is_own || [RECIPE, CONFIG].iter().all(|name| folder.join(name).exists());
     match (is_own, folder.join(CONFIG).exists()) {

@@ -87,7 +87,7 @@ fn agrees(config: &parallel::Config, Launched { by, size, .. }: &Launched) -> Re
     }
     let text = format!(
         "parallel.ranks = {ranks}, but {by} has started {size} processes, and each is a rank: start {ranks}, or add --ranks \
-         {size}, or set train.elastic = true"
+         {size}, or set train.elastic = true without --ranks"
     );
     Err(Refusal { is_request: true, text })
 }

@@ -67,15 +67,11 @@ pub fn run<T: Send, E: Display + Send>(
     Process::whole(config).each(config, f)
 }
 
-/// Compute threads of one of the `ranks` that share this machine: those it is given, or its share of the cores. Cores to
-/// which a launcher has bound this process are its own.
+/// Compute threads of one of the `ranks` that share the cores on which this process may run: those it is given, or its
+/// share.
 pub fn share_of_cores(config: &parallel::Config, ranks: usize) -> usize {
-    config.threads.unwrap_or_else(|| share(cores(), all_cores(), ranks))
-}
-
-/// The share of one of `ranks` in the cores that its process may run on: they are all its own where the machine has more.
-fn share(own: usize, machine: usize, ranks: usize) -> usize {
-    if own < machine { own } else { (own / ranks).max(1) }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    config.threads.unwrap_or((cores / ranks).max(1))
 }
 
 /// What one rank is handed of its world.
@@ -124,17 +120,6 @@ fn in_pool<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
     }
 }
 
-/// Cores that this process may run on.
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// Cores of the machine; as many as this process may run on, where the machine does not say.
-fn all_cores() -> usize {
-    let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    cpus.lines().filter(|line| line.starts_with("processor")).count()
-}
-
 /// The error that began it: of ranks that failed by themselves the first, else any.
 pub fn first_cause<T, E>(
     results: Vec<Result<T, Failure<E>>>,
@@ -150,15 +135,4 @@ pub fn first_cause<T, E>(
     }
     let is_caused = |failure: &Failure<E>| matches!(failure, Failure::Returned(error) if is_consequence(error));
     ending::cause(failures, is_caused).map_or(Ok(values), Err)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::share;
-
-    #[test]
-    fn cores_are_shared_unless_a_launcher_has_dealt_them() {
-        assert_eq!([share(8, 8, 1), share(8, 8, 2), share(8, 8, 3), share(2, 2, 4)], [8, 4, 2, 1]);
-        assert_eq!([share(4, 8, 2), share(1, 8, 8)], [4, 1]);
-    }
 }

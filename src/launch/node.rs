@@ -9,6 +9,14 @@ pub(super) fn machine() -> String {
     id.map_or_else(|_| format!("process {}", std::process::id()), |id| id.trim().to_owned())
 }
 
+/// The cores on which this process may run: a launcher may have dealt them. Processes of one machine that are told the same
+/// share them.
+pub(super) fn cores() -> String {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    list.map_or_else(|| "all".to_owned(), |list| list.trim().to_owned())
+}
+
 /// What processes of one node, and no others, have in common: they reach each other at the loopback address, so that what
 /// they send crosses no network. Processes of one machine that have network namespaces of their own are on nodes of their
 /// own; they would not be if shared memory told, which namespaces do not divide.

@@ -12,7 +12,7 @@ use guildhall_comm::threads::{self, Options};
 use guildhall_comm::{Clock, Communicator, Failure, SystemClock};
 
 use super::ending::{Ending, verdict};
-use super::node::{machine, node};
+use super::node::{cores, machine, node};
 use super::{Rank, Refusal, RunFailure, Tellable, in_pool, rank_of, share_of_cores};
 use crate::parallel::{self, Nodes};
 
@@ -35,9 +35,31 @@ pub struct Process {
     timeout: Duration,
     /// Ranks on this machine, of all processes.
     neighbours: usize,
+    /// Those of them that may run on the same cores as the ranks of this process.
+    sharing: usize,
     /// Of all ranks.
     nodes: Nodes,
     runs_alone: bool,
+}
+
+/// Where a rank is, as its process tells the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct RankPlace {
+    machine: String,
+    node: String,
+    cores: String,
+}
+
+impl RankPlace {
+    fn told(&self) -> String {
+        format!("{}\n{}\n{}", self.machine, self.node, self.cores)
+    }
+
+    fn of(told: &str) -> RankPlace {
+        let mut lines = told.lines().map(str::to_owned);
+        let mut line = || lines.next().unwrap_or_default();
+        RankPlace { machine: line(), node: line(), cores: line() }
+    }
 }
 
 /// What other ranks have said and has not been asked for yet.
@@ -84,18 +106,24 @@ impl Process {
     /// When it has met the others.
     fn met(self, config: &parallel::Config) -> Result<Process, Refusal> {
         let mut process = self;
-        let here = format!("{}\n{}", machine(), node());
-        process.tell_all(&here);
+        let here = RankPlace { machine: machine(), node: node(), cores: cores() };
+        process.tell_all(&here.told());
         let mut places = vec![here.clone(); process.members[0].world.size()];
         for rank in process.others() {
-            places[rank] = process.hear(rank, None).map_err(Process::lost)?;
+            places[rank] = RankPlace::of(&process.hear(rank, None).map_err(Process::lost)?);
         }
-        let machine_of = |place: &String| place.lines().next().map(str::to_owned);
-        process.neighbours = places.iter().filter(|place| machine_of(place) == machine_of(&here)).count();
+        process.settle(&here, &places);
         if config.node_link.is_none() {
-            process.nodes = Nodes::named(places);
+            process.nodes = Nodes::named(places.into_iter().map(|place| place.node));
         }
         Ok(process)
+    }
+
+    /// Who shares this machine, and who its cores, of ranks in these places.
+    fn settle(&mut self, here: &RankPlace, places: &[RankPlace]) {
+        let is_near = |place: &&RankPlace| place.machine == here.machine;
+        self.neighbours = places.iter().filter(is_near).count();
+        self.sharing = places.iter().filter(is_near).filter(|place| place.cores == here.cores).count();
     }
 
     fn of_members(mut members: Vec<Member>, config: &parallel::Config) -> Process {
@@ -104,6 +132,7 @@ impl Process {
         let ranks = members[0].world.size();
         Process {
             neighbours: members.len(),
+            sharing: members.len(),
             // A recipe that says what messages between nodes cost says who is on which.
             nodes: match config.node_link {
                 Some(link) => Nodes::of_consecutive(ranks, link.ranks_per_node),
@@ -122,7 +151,12 @@ impl Process {
         self.members[0].world.rank() == 0
     }
 
-    /// Ranks on this machine, which share its memory and its cores.
+    /// A configuration that says how many compute threads each rank of this process has.
+    pub fn with_threads(&self, config: &parallel::Config) -> parallel::Config {
+        parallel::Config { threads: Some(share_of_cores(config, self.sharing)), ..config.clone() }
+    }
+
+    /// Ranks on this machine, which share its memory.
     pub fn neighbours(&self) -> usize {
         self.neighbours
     }
@@ -227,7 +261,7 @@ impl Process {
         config: &parallel::Config,
         f: impl Fn(Rank) -> Result<T, E> + Sync,
     ) -> Vec<Result<T, Failure<E>>> {
-        let threads = share_of_cores(config, self.neighbours);
+        let threads = share_of_cores(config, self.sharing);
         let first = self.members[0].world.rank();
         threads::run_on(self.members.iter().map(|member| member.world.clone()).collect(), |world| {
             let is_first_here = world.rank() == first;
@@ -313,5 +347,30 @@ impl Heard {
             }
             Signal::Arrived(_) | Signal::Waiting { .. } => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of eight ranks on two machines: who shares memory, and who cores.
+    #[test]
+    fn cores_are_shared_by_those_who_may_run_on_the_same() {
+        let place = |machine: &str, cores: &str| {
+            RankPlace::of(&RankPlace { machine: machine.into(), node: machine.into(), cores: cores.into() }.told())
+        };
+        let mut process = Process::whole(&parallel::Config::of(1, 1));
+        let mut shares = |here: usize, places: &[RankPlace]| {
+            process.settle(&places[here], places);
+            (process.neighbours, process.sharing)
+        };
+        // Not bound; bound to a socket each two; bound to a core each.
+        let free = vec![place("a", "0-7"); 4];
+        let sockets: Vec<RankPlace> = ["0-3", "0-3", "4-7", "4-7"].map(|cores| place("b", cores)).into();
+        let bound: Vec<RankPlace> = ["0", "1", "2", "3"].map(|cores| place("b", cores)).into();
+        assert_eq!(shares(0, &[free.clone(), sockets.clone()].concat()), (4, 4));
+        assert_eq!(shares(5, &[free.clone(), sockets].concat()), (4, 2));
+        assert_eq!(shares(5, &[free, bound].concat()), (4, 1));
     }
 }

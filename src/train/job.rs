@@ -46,6 +46,9 @@ pub struct Job {
 pub enum JobError {
     #[error("could not {action} {}: {source}; choose another run.dir or make room there", path.display())]
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("{} is on a file system without locks ({source}), so that two runs could write there at once: mount it with \
+             them, or choose another run.dir", dir.display())]
+    NoLocks { dir: PathBuf, source: std::io::Error },
     #[error("{} is in use by another run: wait for it, or choose another run.dir", .0.display())]
     Locked(PathBuf),
     #[error("{} cannot be continued with this recipe:\n  {}\nkeep what the checkpoint was trained with, or start anew without --resume", folder.display(), differences.join("\n  "))]
@@ -100,7 +103,8 @@ impl Job {
         };
         if let Some(lock) = lock.as_mut().filter(|_| resume) {
             let found = newest.as_ref().and_then(|newest| newest.whole.folder.file_name()?.to_str());
-            writeln!(lock, "{}", found.unwrap_or(NONE)).map_err(io("write", &dir.join(LOCK_FILE)))?;
+            let told = writeln!(lock, "{}", found.unwrap_or(NONE)).and_then(|()| lock.sync_all());
+            told.map_err(io("write", &dir.join(LOCK_FILE)))?;
         }
         let (start, damaged) = match newest {
             Some(NewestWhole { whole, damaged }) => (Start::From(continued(&config, whole)?), damaged),
@@ -190,11 +194,13 @@ fn lock(dir: &Path) -> Result<File, JobError> {
         Ok(()) => {
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
             let mark = format!("{} {}\n", std::process::id(), now.as_nanos());
-            file.set_len(0).and_then(|()| file.write_all(mark.as_bytes())).map_err(io("write", &path))?;
+            // Synced, so that the others read it on a network's file system too.
+            let written = file.set_len(0).and_then(|()| file.write_all(mark.as_bytes())).and_then(|()| file.sync_all());
+            written.map_err(io("write", &path))?;
             Ok(file)
         }
         Err(TryLockError::WouldBlock) => Err(JobError::Locked(dir.to_owned())),
-        Err(TryLockError::Error(error)) => Err(io("lock", &path)(error)),
+        Err(TryLockError::Error(source)) => Err(JobError::NoLocks { dir: dir.to_owned(), source }),
     }
 }
 

@@ -27,7 +27,8 @@ impl Overdue {
     }
 
     pub(super) fn warning(&self, step: u64, error: &checkpoint::Error, (run, steps): (&Path, u64)) -> String {
-        let kept = checkpoint::newest(run).map_or("no checkpoint".to_owned(), |at| at.display().to_string());
+        let kept =
+            checkpoint::newest(run).ok().flatten().map_or("no checkpoint".to_owned(), |at| at.display().to_string());
         let early = if self.again < steps { format!("after step {} or ", self.again) } else { String::new() };
         format!(
             "warning: no checkpoint of step {step}: {error}\n  training goes on, and tries again {early}with the next \

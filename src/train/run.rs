@@ -183,8 +183,11 @@ impl<'a> Loop<'a> {
         let (last, run) = (self.reached.step, &self.job.config.run.dir);
         let said = self.saving.settle(&self.trainer, last).map_err(|error| error.at(last, None))?;
         self.say(said);
-        let saved = checkpoint::newest(run) == Some(checkpoint::step_folder(run, last));
+        let saved = checkpoint::newest(run).is_ok_and(|newest| newest == Some(checkpoint::step_folder(run, last)));
         if last > 0 && !self.any_rank(saved)? {
+            if train.check_replicas_every > 0 {
+                self.check_replicas()?;
+            }
             self.saving.save_now(&mut self.trainer, &self.reached).map_err(|error| error.at(last, None))?;
         }
         if status == Status::Done && self.evaluated.is_none() && train.eval_every > 0 {

@@ -33,11 +33,13 @@ impl<'a> Saving<'a> {
         Saving { config, corpus, rank: rank.clone(), under_way: None, overdue: None }
     }
 
-    /// Whether `step` leaves a checkpoint. That of the last is written when the run ends.
+    /// Whether `step` leaves a checkpoint. That of the last is written when the run ends. One that is overdue is not begun
+    /// while another is under way, which may make up for it.
     pub(super) fn is_due(&self, step: u64) -> bool {
         let train = &self.config.train;
         let is_regular = train.checkpoint_every > 0 && step.is_multiple_of(train.checkpoint_every);
-        step < train.steps && (is_regular || self.overdue.is_some_and(|overdue| overdue.is_due(step)))
+        let is_retried = self.under_way.is_none() && self.overdue.is_some_and(|overdue| overdue.is_due(step));
+        step < train.steps && (is_regular || is_retried)
     }
 
     /// Whether this rank keeps the others from the next stage of what is under way.

@@ -5,12 +5,15 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use guildhall::checkpoint::CHECKPOINTS;
+
 use crate::program::{RECIPE, RUN, Running, Workshop, damage};
 
 const STEPS: u64 = 200;
 const KILLS: usize = 28;
 /// Training goes on while a checkpoint is written.
 const BESIDE: &str = "--set train.checkpoint_async=true";
+const MANIFEST: &str = "manifest.json";
 /// A process that ends by itself must not make the test wait.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -132,6 +135,28 @@ fn kill_at_any_moment(manner: &str) {
 }
 
 /// A kill while data is prepared or while an earlier run is set aside hurts neither.
+/// What cannot be read is not known to be gone: nothing is begun anew or called damaged on account of it.
+#[test]
+fn checkpoints_that_cannot_be_read_are_left_where_they_are() {
+    let shop = Workshop::new();
+    shop.train("");
+    let resume = format!("train {RECIPE} --resume --set train.steps=8 --set train.schedule=constant");
+    let places = [shop.path(RUN).join(CHECKPOINTS), shop.checkpoint(RUN, 6), shop.checkpoint(RUN, 6).join(MANIFEST)];
+    for place in &places {
+        // A link in a circle: what the system says even to root.
+        let kept = place.with_file_name("kept");
+        fs::rename(place, &kept).unwrap();
+        std::os::unix::fs::symlink(place, place).unwrap();
+        let named = place.strip_prefix(shop.path("")).unwrap();
+        shop.fails(&resume, 2, &[&named.display().to_string(), "symbolic links"]);
+        fs::remove_file(place).unwrap();
+        fs::rename(&kept, place).unwrap();
+        assert_eq!(shop.metrics(RUN).len(), 6, "{place:?}");
+        assert!(!shop.path(RUN).join("previous-1").exists(), "{place:?}");
+    }
+    assert!(places.iter().all(|place| place.exists()));
+}
+
 #[test]
 fn a_kill_before_the_first_step_costs_nothing() {
     let shop = Workshop::new();

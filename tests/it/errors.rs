@@ -352,11 +352,18 @@ fn a_checkpoint_that_cannot_be_written_ends_no_run() {
         assert_eq!(finished.code, Some(0), "{log}");
         assert!(log.contains("training goes on, and tries again after step "), "{log}");
         assert!(log.contains("is written, the first since step "), "{log}");
+        assert!(waits(&log).all(|due| due % 100 == 0), "tried again while the last is being written: {log}");
         assert_eq!(damage(&shop.checkpoint(RUN, 1000)), None);
         if ranks.is_empty() {
             assert!(shop.tensors("whole", 1000) == shop.tensors(RUN, 1000), "other weights");
         }
     }
+}
+
+/// The steps whose checkpoint had to wait for the one before.
+fn waits(log: &str) -> impl Iterator<Item = u64> {
+    let waits = log.split("was still being written when that of step ").skip(1);
+    waits.map(|after| after.split(' ').next().unwrap().parse().unwrap())
 }
 
 /// The disk is full for a while: lines of the log wait for room, and none is lost.

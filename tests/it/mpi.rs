@@ -80,6 +80,25 @@ fn the_launcher_says_how_many_ranks_there_are() {
     is_refused(&planned, "mpirun has started 2 processes, but only train");
 }
 
+/// Another MPI than the program was built with starts worlds of one: each process says so. Ends by itself where there is no
+/// other.
+#[test]
+fn the_launcher_of_another_mpi_is_told() {
+    let shop = Workshop::new();
+    let own = std::env::var("MPIRUN").unwrap_or_default();
+    let other = if own.contains("mpich") { "mpirun.openmpi" } else { "mpirun.mpich" };
+    if shop.shell(&format!("command -v {other}")).code != Some(0) {
+        return;
+    }
+    let told = shop.start_shell(&format!("{TOLD} exec {other} -n 2 {PROGRAM} train {RECIPE}")).wait();
+    assert_eq!(told.code, Some(1), "{told:?}");
+    assert!(
+        told.err.contains("it is the launcher of another MPI library than this program was built with"),
+        "{told:?}"
+    );
+    assert!(!shop.path("runs").exists(), "nothing was begun");
+}
+
 #[test]
 fn processes_that_read_different_recipes_are_told_so() {
     let shop = Workshop::new();

@@ -310,7 +310,7 @@ fn a_run_of_several_processes_is_a_run_of_one() {
     let ends = train(&shop, "parts", &[&record], None);
     assert!(ends.iter().all(Result::is_ok), "{ends:?}");
     assert_eq!(shop.tensors("parts", 6), shop.tensors("whole", 6));
-    let routes = |name| std::fs::read(shop.path(name)).unwrap();
+    let routes = |name| fs::read(shop.path(name)).unwrap();
     assert!(routes("parts.routes") == routes("whole.routes"));
     for field in ["loss", "eval_loss", "grad_norm"] {
         assert_eq!(shop.series("parts", field), shop.series("whole", field), "{field}");
@@ -353,8 +353,8 @@ fn an_interrupted_process_stops_all() {
 #[test]
 fn a_folder_in_use_is_refused_in_every_process() {
     let shop = Workshop::new();
-    std::fs::create_dir_all(shop.path("parts")).unwrap();
-    let lock = std::fs::File::create(shop.path("parts/.lock")).unwrap();
+    fs::create_dir_all(shop.path("parts")).unwrap();
+    let lock = fs::File::create(shop.path("parts/.lock")).unwrap();
     lock.lock().unwrap();
     for end in train(&shop, "parts", &[], None) {
         let Err(CommandFailure::Request(error)) = end else { panic!("{end:?}") };

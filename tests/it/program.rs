@@ -101,7 +101,8 @@ impl Workshop {
     }
 
     fn prepared(&self, mut command: Command) -> Command {
-        command.current_dir(self.folder.path()).env("RUST_BACKTRACE", "1").stdin(Stdio::null());
+        command.current_dir(self.folder.path()).env("TMPDIR", self.folder.path());
+        command.env("RUST_BACKTRACE", "1").stdin(Stdio::null());
         command
     }
 

@@ -163,14 +163,21 @@ pub(crate) fn flip_in_memory(pid: &str, values: &[u8]) -> usize {
 fn a_run_whose_memory_is_changed_ends_and_says_where() {
     let shop = Workshop::new();
     let values = kept_values(&shop);
-    let running = shop.start(&format!("train {RECIPE} --ranks 2 {COMPARED}"));
-    wait_until("steps", || shop.metrics(RUN).len() > 2);
-    let places = flip_in_memory(&running.pid(), &values);
-    assert!(places >= 2, "two ranks have {places} copies");
-    let finished = running.wait();
-    let what = format!("the copies of {KEPT} differ, those of rank 0 and rank 1 are not the same");
-    finished.failed(1, &["step ", &what]);
-    assert!(!shop.path(RUN).join("checkpoints").exists(), "nothing that differs is written");
+    // After every step, or before a checkpoint alone: here that of a run that is stopped.
+    for every in ["", "--set train.check_replicas_every=1000000"] {
+        let running = shop.start(&format!("train {RECIPE} --ranks 2 {COMPARED} {every}"));
+        wait_until("steps", || shop.metrics(RUN).len() > 2);
+        let places = flip_in_memory(&running.pid(), &values);
+        assert!(places >= 2, "two ranks have {places} copies");
+        if !every.is_empty() {
+            running.signal("INT");
+        }
+        let finished = running.wait();
+        let what = format!("the copies of {KEPT} differ, those of rank 0 and rank 1 are not the same");
+        finished.failed(1, &["step ", &what]);
+        assert!(!shop.path(RUN).join("checkpoints").exists(), "nothing that differs is written");
+        fs::remove_dir_all(shop.path(RUN)).unwrap();
+    }
 }
 
 /// What is compared changes nothing that is trained, and a run alone is told that it compares nothing.

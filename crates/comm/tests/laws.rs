@@ -341,7 +341,7 @@ fn a_barrier_holds_everyone() {
 
     let entered = AtomicUsize::new(0);
     let late = 1;
-    for result in guildhall_comm::threads::run(3, common::PATIENT, |comm| {
+    for result in guildhall_comm::threads::run(3, PATIENT, |comm| {
         if comm.rank() == late {
             sleep(Duration::from_millis(20));
         }

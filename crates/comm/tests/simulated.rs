@@ -88,7 +88,8 @@ fn the_dead_are_named() {
         let script = WorldScript::drawn(seed, &turns, TIMEOUT);
         let Mishap { rank, at_turn, kind } = script.mishap.expect("two seeds of three have one");
         assert_eq!(kind, MishapKind::Death);
-        let SimulatedEnd { ends, time, turns } = ends(size, script);
+        let SimulatedEnd { ends, time, turns, had_mishap } = ends(size, script);
+        assert_eq!(had_mishap, ends[rank].is_none(), "seed {seed}");
         // In its last turn a rank ends before anything can happen to it.
         let range = if ends[rank].is_none() { at_turn + 1..u64::MAX } else { 0..at_turn + 2 };
         assert!(range.contains(&turns[rank]), "seed {seed}");

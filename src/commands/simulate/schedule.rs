@@ -33,7 +33,7 @@ pub(super) struct Undisturbed<'a> {
 }
 
 /// Where a run has come.
-#[derive(PartialEq)]
+#[derive(Clone, PartialEq)]
 struct Reached {
     /// The weights and the optimizer's state, by file.
     files: BTreeMap<String, Vec<u8>>,
@@ -43,16 +43,30 @@ struct Reached {
 
 /// What happened in a schedule that ended well.
 pub(super) struct Played {
-    pub(super) mishap: Option<Mishap>,
+    /// What was drawn, and whether it came in time to happen.
+    pub(super) mishap: Option<(Mishap, bool)>,
     /// After a mishap: whether there was a checkpoint to go on from.
     pub(super) has_resumed: Option<bool>,
     pub(super) turns: u64,
 }
 
+/// How a simulated run ended.
+struct EndOfRun {
+    turns: Vec<u64>,
+    had_mishap: bool,
+    /// Whether a process ended as if nothing had happened.
+    is_done: bool,
+}
+
 impl<'a> SimulatedRecipe<'a> {
     pub(super) fn new(arguments: &'a SimulateArgs) -> Result<SimulatedRecipe<'a>, CommandFailure> {
         let folder = std::env::temp_dir().join(format!("guildhall-simulate-{}", std::process::id()));
-        let loaded = load(arguments, &folder.join("threads"))?;
+        fs::create_dir_all(&folder).map_err(|error| {
+            let wrong =
+                format!("could not create {}: {error}; set TMPDIR to a folder that can be written", folder.display());
+            CommandFailure::Request(anyhow::anyhow!(wrong))
+        })?;
+        let loaded = load(arguments, &folder.join("threads")).inspect_err(|_| remove(&folder))?;
         Ok(SimulatedRecipe { arguments, folder, loaded })
     }
 
@@ -68,11 +82,10 @@ impl<'a> SimulatedRecipe<'a> {
         let reached = Reached::of(self.config()).map_err(|what| CommandFailure::Run(anyhow::anyhow!(what)))?;
         let mut reference = Undisturbed { recipe: self, reached, turns: vec![0; self.config().parallel.ranks] };
         let simulated = load(self.arguments, &self.folder.join("simulated"))?;
-        let (turns, result) = reference.world(&simulated, WorldScript::undisturbed(u64::MAX), false);
-        reference.turns = turns;
-        result.map_err(|what| {
+        let end = reference.world(&simulated, WorldScript::undisturbed(u64::MAX), false).map_err(|what| {
             CommandFailure::Run(anyhow::anyhow!("a simulated run of which nothing is asked: {what}"))
         })?;
+        reference.turns = end.turns;
         Ok(reference)
     }
 
@@ -97,37 +110,50 @@ impl Undisturbed<'_> {
         let loaded = load(self.recipe.arguments, &folder).map_err(|failure| told(&failure))?;
         let still = 3 * Duration::from_secs(loaded.config.parallel.timeout_s);
         let script = WorldScript { flaw, ..WorldScript::drawn(seed, &self.turns, still) };
-        let (mut turns, result) = self.world(&loaded, script, false);
-        result?;
-        let mut has_resumed = None;
+        let end = self.world(&loaded, script, false)?;
+        let (mut turns, mut has_resumed) = (end.turns.iter().sum(), None);
+        if end.is_done && Reached::of(&loaded.config).is_err() {
+            return Err("a rank ended well, and the run was not at its end".to_owned());
+        }
         if script.mishap.is_some() {
-            has_resumed = Some(checkpoint::newest(&folder).is_some());
-            let (more, result) = self.world(&loaded, WorldScript { flaw, ..WorldScript::undisturbed(!seed) }, true);
-            turns.extend(more);
-            result.map_err(|what| format!("when it went on: {what}"))?;
+            has_resumed = Some(newest(&folder)?);
+            let again = self.world(&loaded, WorldScript { flaw, ..WorldScript::undisturbed(!seed) }, true);
+            turns += again.map_err(|what| format!("when it went on: {what}"))?.turns.iter().sum::<u64>();
+            if has_resumed == Some(true) && folder.join("previous-1").exists() {
+                return Err("it had a checkpoint, and began again".to_owned());
+            }
         }
-        if Reached::of(&loaded.config)? != self.reached {
-            return Err("it came to other weights or losses than an undisturbed run".to_owned());
-        }
+        self.reached.compare(&Reached::of(&loaded.config)?)?;
         remove(&folder);
-        Ok(Played { mishap: script.mishap, has_resumed, turns: turns.iter().sum() })
+        Ok(Played { mishap: script.mishap.map(|mishap| (mishap, end.had_mishap)), has_resumed, turns })
     }
 
-    /// Runs the recipe in a simulated world; the turns of its ranks, and whether all ended as they should.
-    fn world(&self, loaded: &Loaded, script: WorldScript, resume: bool) -> (Vec<u64>, Result<(), String>) {
+    /// What a run would be held against if one bit of it were another: of a weight or state, or of a loss.
+    pub(super) fn altered(&self, is_loss: bool) -> Undisturbed<'_> {
+        let mut reached = self.reached.clone();
+        let bit = match is_loss {
+            true => reached.numbers.last_mut().map(|[_, loss, _]| *loss ^= 1),
+            false => reached.files.values_mut().last().and_then(|file| file.last_mut()).map(|byte| *byte ^= 1),
+        };
+        bit.expect("a run has steps and a checkpoint");
+        Undisturbed { recipe: self.recipe, reached, turns: self.turns.clone() }
+    }
+
+    /// Runs the recipe in a simulated world.
+    ///
+    /// # Errors
+    /// Ranks that did not end as they should.
+    fn world(&self, loaded: &Loaded, script: WorldScript, resume: bool) -> Result<EndOfRun, String> {
         let end = launch::simulate(&loaded.config.parallel, script, |process| {
             let interrupted = &AtomicBool::new(false);
             let manner = Manner { resume, is_quiet: true, interrupted };
             conduct(&process?, loaded.clone(), manner, || Ok(()))
         });
-        match end {
-            Ok(SimulatedEnd { ends, turns, .. }) => {
-                let ends = ends.into_iter().enumerate();
-                let judged = ends.filter_map(|(rank, end)| judge(rank, end, script.mishap).err()).next();
-                (turns, judged.map_or(Ok(()), Err))
-            }
-            Err(stuck) => (Vec::new(), Err(stuck.to_string())),
-        }
+        let SimulatedEnd { ends, turns, had_mishap, .. } = end.map_err(|stuck| stuck.to_string())?;
+        let mishap = script.mishap.filter(|_| had_mishap);
+        let is_done = ends.iter().any(|end| matches!(end, Some(Ok(()))));
+        ends.into_iter().enumerate().try_for_each(|(rank, end)| judge(rank, end, mishap))?;
+        Ok(EndOfRun { turns, had_mishap, is_done })
     }
 }
 
@@ -166,7 +192,20 @@ fn told(failure: &CommandFailure) -> String {
     }
 }
 
+/// Whether a run has a checkpoint.
+fn newest(run: &Path) -> Result<bool, String> {
+    checkpoint::newest(run).map(|newest| newest.is_some()).map_err(|error| error.to_string())
+}
+
 impl Reached {
+    /// Holds that another run has come to the same.
+    fn compare(&self, other: &Reached) -> Result<(), String> {
+        match self == other {
+            true => Ok(()),
+            false => Err("it came to other weights or losses than an undisturbed run".to_owned()),
+        }
+    }
+
     /// Where the run of `config` has come after all its steps.
     fn of(config: &Config) -> Result<Reached, String> {
         let folder = checkpoint::step_folder(&config.run.dir, config.train.steps);
@@ -200,7 +239,30 @@ fn remove(folder: &Path) {
 
 #[cfg(test)]
 mod tests {
+    use guildhall_comm::simulated::MishapKind;
+
     use super::*;
+
+    /// Whoever lives says which rank something has happened to; where nothing has, all end well.
+    #[test]
+    fn an_end_is_judged_by_what_has_happened() {
+        let fails = |text: &str| Some(Err(CommandFailure::Run(anyhow::anyhow!(text.to_owned()))));
+        let mishap = Some(Mishap { rank: 1, at_turn: 0, kind: MishapKind::Death });
+        for (rank, end, mishap, is_well) in [
+            (0, Some(Ok(())), None, true),
+            (0, fails("rank 1 is gone"), None, false),
+            (1, None, None, false),
+            (1, None, mishap, true),
+            (0, None, mishap, false),
+            (1, fails("rank 0 is gone"), mishap, true),
+            (0, fails("rank 1 is gone"), mishap, true),
+            (0, fails("rank 2 is gone"), mishap, false),
+            (0, Some(Err(CommandFailure::Request(anyhow::anyhow!("rank 1 has another recipe")))), mishap, false),
+        ] {
+            let told = format!("rank {rank}, {end:?}, {mishap:?}");
+            assert_eq!(judge(rank, end, mishap).is_ok(), is_well, "{told}");
+        }
+    }
 
     #[test]
     fn a_rank_is_named_alone_or_in_a_list() {

@@ -110,6 +110,8 @@ pub struct SimulatedEnd<T> {
     pub ends: Vec<Option<T>>,
     /// By rank.
     pub turns: Vec<u64>,
+    /// Whether the script's mishap came in time to happen.
+    pub had_mishap: bool,
     /// What time it was.
     pub time: Duration,
 }
@@ -156,6 +158,7 @@ pub fn run<T: Send>(
     Ok(SimulatedEnd {
         ends: ends.into_iter().enumerate().map(lived).collect(),
         turns: turns.counts(),
+        had_mishap: turns.had_mishap(),
         time: turns.now(),
     })
 }

@@ -40,6 +40,7 @@ struct TurnState {
     last: BTreeMap<Channel, Duration>,
     /// What arrives when a rank has died.
     closings: Vec<(Channel, Deed)>,
+    had_mishap: bool,
     stuck: Option<Stuck>,
 }
 
@@ -124,6 +125,7 @@ impl Turns {
             sent: 0,
             last: BTreeMap::new(),
             closings: Vec::new(),
+            had_mishap: false,
             stuck: None,
         };
         Arc::new(Turns { script, state: Mutex::new(state), calls: (0..size).map(|_| Condvar::new()).collect() })
@@ -145,6 +147,10 @@ impl Turns {
 
     pub(super) fn counts(&self) -> Vec<u64> {
         self.state().ranks.iter().map(|player| player.turns).collect()
+    }
+
+    pub(super) fn had_mishap(&self) -> bool {
+        self.state().had_mishap
     }
 
     pub(super) fn stuck(&self) -> Option<Stuck> {
@@ -309,6 +315,7 @@ impl TurnState {
         let Some(mishap) = script.mishap.filter(|mishap| mishap.rank == rank && is_now(mishap.at_turn)) else {
             return false;
         };
+        self.had_mishap = true;
         match mishap.kind {
             MishapKind::Standstill(time) => self.ranks[rank].still_until = self.now + time,
             MishapKind::Death => self.die(rank, script),
