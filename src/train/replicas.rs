@@ -116,3 +116,37 @@ fn digest(tensor: &Tensor) -> impl AsRef<[u8]> {
 fn number(hash: impl AsRef<[u8]>) -> u64 {
     u64::from_le_bytes(hash.as_ref()[..8].try_into().expect("eight bytes of thirty-two"))
 }
+
+#[cfg(test)]
+mod tests {
+    use guildhall_tensor::{Device, Dtype};
+
+    use super::*;
+
+    /// A weight is hashed in parts, of which the last may be short.
+    #[test]
+    fn every_element_counts() {
+        let all = 3 * AT_ONCE + 1;
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            let values = Tensor::from_fn(&Device::new(1), &[all], |i| (i % 251) as f32);
+            let mut tensor = values.into_dtype(dtype);
+            let whole = number(digest(&tensor));
+            for place in [0, AT_ONCE - 1, AT_ONCE, all / 2, all - 1] {
+                flip(&mut tensor, place);
+                assert_ne!(number(digest(&tensor)), whole, "element {place} in {dtype:?}");
+                flip(&mut tensor, place);
+            }
+            assert_eq!(number(digest(&tensor)), whole, "every bit is back in {dtype:?}");
+        }
+    }
+
+    fn flip(tensor: &mut Tensor, place: usize) {
+        if tensor.dtype() == Dtype::Bf16 {
+            let element = &mut tensor.bf16s_mut()[place];
+            *element = half::bf16::from_bits(element.to_bits() ^ 1);
+        } else {
+            let element = &mut tensor.f32s_mut()[place];
+            *element = f32::from_bits(element.to_bits() ^ 1);
+        }
+    }
+}

@@ -181,16 +181,18 @@ fn a_damaged_checkpoint_costs_the_steps_since_the_one_before() {
     let shop = Workshop::new();
     let options = "--set train.checkpoint_every=2 --set train.keep=0";
     shop.train(&format!("{options} --set train.steps=8 --set run.dir=whole"));
-    for (damaged, back) in [(&[8][..], 6), (&[6, 8], 4)] {
+    // Of each file whole blocks are left, as many as fit into so many hundredths of it.
+    for (damaged, back, hundredths) in [(&[8][..], 6, 0), (&[8], 6, 10), (&[8], 6, 99), (&[6, 8], 4, 50)] {
         shop.train(&format!("{options} --set train.steps=8"));
         for &step in damaged {
             let path = shop.checkpoint(RUN, step).join("model.safetensors");
             let whole = fs::read(&path).unwrap();
-            fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+            fs::write(&path, &whole[..whole.len() * hundredths / 100 / 4096 * 4096]).unwrap();
         }
         let said = shop.succeeds(&format!("train {RECIPE} {options} --set train.steps=8 --resume")).err;
         assert_eq!(said.matches("warning: ").count(), damaged.len(), "{said}");
-        assert!(said.contains("model.safetensors is damaged"), "{said}");
+        let names = |step| said.contains(&format!("step-{step:06}/model.safetensors is damaged"));
+        assert!(damaged.iter().all(names), "{said}");
         assert!(said.contains(&format!("the run goes back to step {back}")), "{said}");
         assert!(said.contains(&format!("steps {} to 8", back + 1)), "{said}");
         let checkpoints = shop.path(RUN).join("checkpoints");
@@ -362,6 +364,31 @@ fn a_checkpoint_that_cannot_be_written_ends_no_run() {
 fn waits(log: &str) -> impl Iterator<Item = u64> {
     let waits = log.split("was still being written when that of step ").skip(1);
     waits.map(|after| after.split(' ').next().unwrap().parse().unwrap())
+}
+
+/// It is tried again long before the next is due, at a step that was told.
+#[test]
+fn a_checkpoint_that_could_not_be_written_is_tried_again_in_ten_steps() {
+    let shop = Workshop::new();
+    let options = "--set train.steps=3000 --set train.checkpoint_every=1000 --set train.eval_every=0";
+    let running = shop.start_logged(&format!("train {RECIPE} {options}"), "log");
+    wait_until("a step", || !shop.metrics(RUN).is_empty());
+    let checkpoints = shop.path(RUN).join("checkpoints");
+    let in_the_way = checkpoints.join(".partial-file");
+    fs::create_dir_all(&checkpoints).expect("a folder");
+    fs::write(&in_the_way, "").expect("a file");
+    wait_until("a warning", || shop.read("log").contains("warning: no checkpoint of step 1000: "));
+    fs::remove_file(&in_the_way).expect("nobody else removes it");
+    let finished = running.wait();
+    let log = shop.read("log");
+    assert_eq!(finished.code, Some(0), "{log}");
+    let number = |text: &str| text.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse::<u64>().unwrap();
+    let told: Vec<u64> = log.split("and tries again after step ").skip(1).map(number).collect();
+    assert!(told.iter().enumerate().all(|(tries, step)| *step == 1010 + 10 * tries as u64), "{told:?}: {log}");
+    let written = told.last().expect("a warning tells when");
+    let note = format!("note: the checkpoint of step {written} is written, the first since step 1000\n");
+    assert!(log.contains(&note), "no {note:?}: {log}");
+    assert_eq!(damage(&shop.checkpoint(RUN, *written)), None);
 }
 
 /// The disk is full for a while: lines of the log wait for room, and none is lost.

@@ -2,6 +2,7 @@
 //! them, all end and say why.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -276,6 +277,32 @@ fn a_rank_that_stands_still_is_named() {
     let told = ["step ", "rank(s) [1] (rank 1 was last in ", "), and [0] had come to it", "--resume continues from"];
     finished.failed(1, &told);
     assert_eq!(processes("still"), Vec::<String>::new(), "nobody is left");
+}
+
+/// Who waits for all to start MPI hears of no timeout from it, and ends by itself; the launcher then ends the other.
+#[test]
+fn a_process_that_never_starts_is_not_waited_for() {
+    let shop = Workshop::new();
+    let folder = shop.path("never");
+    let stays = "if [ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = 1 ]; then echo $$ >stays; exec sleep 300; fi";
+    let train = format!("train {RECIPE} --set parallel.timeout_s=3 --set run.dir={}", folder.display());
+    let mut running = shop.start_shell(&format!("{TOLD} exec $MPIRUN -n 2 sh -c '{stays}; exec {PROGRAM} {train}'"));
+    let since = Instant::now();
+    while running.is_running() && since.elapsed() < Duration::from_secs(40) {
+        sleep(Duration::from_millis(10));
+    }
+    let has_ended = !running.is_running();
+    if !has_ended {
+        // The launcher ends whom it has started.
+        running.signal("TERM");
+    }
+    let finished = running.wait();
+    assert!(has_ended, "it waits still: {}", finished.err);
+    finished.failed(1, &["not all processes of the run have started MPI within 3 s (parallel.timeout_s)"]);
+    assert_eq!(processes("never"), Vec::<String>::new(), "nobody is left");
+    let stayed = shop.read("stays");
+    wait_until("the end of who never started", || !Path::new("/proc").join(stayed.trim()).exists());
+    assert!(!folder.exists(), "nothing was begun");
 }
 
 /// Without the launcher's clean-up, each of the others says who is lost, and where it was missed. Ends by itself on ranks that

@@ -5,7 +5,7 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -214,6 +214,30 @@ fn before_the_first_step_a_process_that_stands_still_is_named() {
         assert!(!refusal.is_request, "{refusal:?}");
         assert!(refusal.text.contains("rank 3 is gone: its process has said nothing for 1 s"), "{refusal:?}");
     }
+}
+
+/// Rank 0 tells one process of a failure, and no other any more; who is told passes it on, so that all name the same.
+#[test]
+fn a_failure_that_one_process_is_told_of_is_known_to_all() {
+    let (timeout, are_over) = (Duration::from_secs(5), AtomicUsize::new(0));
+    let lanes = mailbox::lanes(4);
+    let teller = lanes[0].clone();
+    let results = on_patient_processes(timeout, lanes, |number, process| {
+        let process = process.unwrap();
+        if number == 0 {
+            teller.send(2, &Signal::Failed { rank: 1, reason: "as planned".to_owned(), site: None });
+            // Silent, but there: else the third process would hear that it has left.
+            while are_over.load(Ordering::SeqCst) < 2 {
+                thread::sleep(Duration::from_millis(10));
+            }
+            return None;
+        }
+        let refused = process.same("recipes", "one").unwrap_err();
+        are_over.fetch_add(1, Ordering::SeqCst);
+        Some(refused)
+    });
+    let known = Some(Refusal { is_request: false, text: "rank 1 is gone: as planned".to_owned() });
+    assert_eq!(results, [None, known.clone(), known]);
 }
 
 /// Signals that are not for processes change nothing.

@@ -5,37 +5,52 @@ use std::os::unix::fs::FileExt;
 
 use guildhall::parallel::{Axis, Mesh, Parameters, Placement, Spread, Zero};
 use guildhall::train::{Divergence, Trainer, divergence};
-use guildhall_tensor::Dtype;
+use guildhall_tensor::{Dtype, Tensor};
 
+use crate::gates::biased;
 use crate::program::{RECIPE, RUN, Workshop, wait_until};
-use crate::tiny::{Recipe, mixtral};
+use crate::tiny::{Recipe, mixtral, with};
 use crate::world::{MESHES, SLICED, Shape, on_mesh, shape};
 
 /// The rank whose memory is faulty.
 const FAULTY: usize = 1;
 
-/// Flips the lowest bit of an element of the weight of this number, on one rank; twice is as if nothing had been.
+/// Flips the lowest bit of an element of the weight or buffer of this number, on one rank; twice is as if nothing had been.
 fn flip(trainer: &mut Trainer, number: usize) -> Option<Placement> {
     let (mut place, mut found) = (0, None);
     let is_faulty = trainer.mesh.world.rank() == FAULTY;
-    trainer.model.visit(&mut |weight| {
-        if place == number {
-            found = Some(weight.placement.clone());
-            weight.parameter.stored().with_kept(|kept, _| match (is_faulty && !kept.is_empty(), kept.dtype()) {
-                (false, _) => {}
-                (true, Dtype::Bf16) => {
-                    let last = kept.bf16s_mut().last_mut().unwrap();
-                    *last = half::bf16::from_bits(last.to_bits() ^ 1);
-                }
-                (true, _) => {
-                    let last = kept.f32s_mut().last_mut().unwrap();
-                    *last = f32::from_bits(last.to_bits() ^ 1);
-                }
-            });
-        }
+    let mut is_this = |placement: &Placement| {
         place += 1;
+        let is_this = place == number + 1;
+        if is_this {
+            found = Some(placement.clone());
+        }
+        is_this && is_faulty
+    };
+    trainer.model.visit(&mut |weight| {
+        if is_this(&weight.placement) {
+            weight.parameter.stored().with_kept(|kept, _| flip_last(kept));
+        }
+    });
+    trainer.model.visit_buffers(&mut |buffer| {
+        if is_this(&buffer.placement) {
+            flip_last(&mut buffer.value);
+        }
     });
     found
+}
+
+fn flip_last(kept: &mut Tensor) {
+    match kept.dtype() {
+        Dtype::Bf16 => {
+            let last = kept.bf16s_mut().last_mut();
+            last.into_iter().for_each(|last| *last = half::bf16::from_bits(last.to_bits() ^ 1));
+        }
+        _ => {
+            let last = kept.f32s_mut().last_mut();
+            last.into_iter().for_each(|last| *last = f32::from_bits(last.to_bits() ^ 1));
+        }
+    }
 }
 
 /// How many ranks hold what `placement` says.
@@ -85,6 +100,21 @@ fn a_flipped_bit_is_found_wherever_a_weight_has_copies() {
         shapes.for_each(|shape| check(&recipe, shape, Zero::ALL[1]));
         check(&recipe, shape(4, 2), Zero::ALL[3]);
     }
+}
+
+/// A router's bias follows the loads, not gradients, and is as much a part of what is trained.
+#[test]
+fn a_flipped_bit_is_found_in_a_routers_bias() {
+    let sizes = with(mixtral(), |moe| moe.gate = biased(0.05));
+    let recipe = Recipe { sizes, rows: 8, micro_batch: 8 };
+    let found = on_mesh(shape(4, 2), |rank, mesh| {
+        let mut trainer = recipe.trainer(rank, mesh);
+        let mut biases = Vec::new();
+        trainer.model.visit_buffers(&mut |buffer| biases.push(buffer.placement.pieces[0].name.clone()));
+        biases
+    });
+    assert!(found[FAULTY].len() >= 2, "each layer has one: {found:?}");
+    [shape(4, 2), SLICED[0]].into_iter().for_each(|shape| check(&recipe, shape, Zero::ALL[1]));
 }
 
 /// A run that compares its copies after every step.

@@ -67,12 +67,27 @@ fn nothing_is_left_running() {
 fn a_run_is_restarted_as_often_as_said_and_a_wrong_request_never() {
     let shop = Workshop::new();
     let failing = "--set train.lr=1e30 --set train.clip=0 --set train.checkpoint_every=1";
-    let finished = shop.run(&format!("train {RECIPE} {failing} --restarts 2"));
-    let notes = finished.err.matches("the run ended with exit code 1; it goes on").count();
-    assert_eq!((finished.code, notes), (Some(1), 2), "{}", finished.err);
-    assert_eq!(finished.err.matches("error: ").count(), 3, "each says why: {}", finished.err);
+    for resume in ["", "--resume"] {
+        let finished = shop.run(&format!("train {RECIPE} {failing} {resume} --restarts 2"));
+        let notes = finished.err.matches("the run ended with exit code 1; it goes on").count();
+        assert_eq!((finished.code, notes), (Some(1), 2), "{}", finished.err);
+        assert_eq!(finished.err.matches("error: ").count(), 3, "each says why: {}", finished.err);
+    }
     shop.fails(&format!("train {RECIPE} --set train.steps=no --restarts 2"), 2, &["train.steps"]);
     shop.fails("train nowhere.toml --restarts 2", 2, &["nowhere.toml"]);
     let launched = "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 exec $GUILDHALL train tiny.toml --restarts 2";
     shop.shell(launched).failed(2, &["--restarts looks after one process, and mpirun has started several"]);
+}
+
+/// What the user has asked for, the process that trains is asked for.
+#[test]
+fn who_trains_has_the_ranks_and_the_run_that_were_asked_for() {
+    let shop = Workshop::new();
+    let options = "--ranks 2 --set train.schedule=constant";
+    shop.train(&format!("{options} --set train.steps=3"));
+    let said = shop.train(&format!("{options} --resume --restarts 1")).err;
+    assert!(said.contains("steps 4 to 6"), "{said}");
+    assert!(!shop.path(RUN).join("previous-1").exists(), "the earlier run was set aside");
+    assert_eq!(shop.series(RUN, "step"), [1, 2, 3, 4, 5, 6]);
+    assert_eq!(shop.summary(RUN)["ranks"], 2, "{said}");
 }
