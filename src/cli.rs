@@ -313,7 +313,7 @@ pub struct SimulateArgs {
     /// Run the schedule of this seed alone
     #[arg(long, value_name = "S", conflicts_with = "seeds")]
     pub seed: Option<u64>,
-    /// Steps of every run; each leaves a checkpoint
+    /// Steps of every run; each leaves a checkpoint unless --set train.checkpoint_every says otherwise
     #[arg(long, value_name = "K", default_value_t = 2)]
     pub steps: u64,
     /// Plant a bug in the transport, which must then show: overtaking or loss

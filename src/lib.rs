@@ -8,6 +8,7 @@ pub mod commands;
 pub mod config;
 pub mod convert;
 pub mod data;
+mod durable;
 pub mod launch;
 pub mod limits;
 pub mod lora;

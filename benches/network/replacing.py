@@ -17,6 +17,7 @@ from pathlib import Path
 
 import run
 
+TOKENS = 2048
 SKEWED = [*run.SKEWED, "moe.experts=16"]
 
 
@@ -33,7 +34,7 @@ def train(program, cache, settings):
 
 
 def row(lines, every):
-    seconds = [2048 / line["tokens_per_s"] for line in lines]
+    seconds = [TOKENS / line["tokens_per_s"] for line in lines]
     moved = [line.get("replaced") or [] for line in lines]
     later = statistics.median(took for took, layers in zip(seconds[every:], moved[every:]) if not layers)
     moves = [took - later for took, layers in zip(seconds, moved) if layers]
@@ -49,6 +50,8 @@ def main():
     flags.add_argument("--steps", type=int, default=30)
     flags.add_argument("--rounds", type=int, default=2)
     flags = flags.parse_args()
+    if flags.steps <= flags.every + 1:
+        raise SystemExit(f"--steps {flags.steps}: none is left after the first move, at step {flags.every}")
     program = str(Path(flags.program).resolve())
     print("| | a step after the first move, s | moves cost, s | busiest rank of the layers that moved | all steps, s |")
     print("|---|---|---|---|---|")

@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use super::Error;
+use crate::durable;
 
 /// The folder of a run that holds its checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";
@@ -99,14 +100,9 @@ pub fn set_damaged_aside(checkpoint: &Path) -> Result<PathBuf, Error> {
     Ok(aside)
 }
 
-/// Makes renames within `folder` durable, where the file system can: some write folders by themselves, and say that they
-/// cannot be asked to.
+/// Makes renames within `folder` durable.
 pub(super) fn sync_folder(folder: &Path) -> Result<(), Error> {
-    let is_unasked = |error: &io::Error| matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported);
-    match fs::File::open(folder).and_then(|folder| folder.sync_all()) {
-        Err(error) if !is_unasked(&error) => Err(Error::io("sync", folder)(error)),
-        _ => Ok(()),
-    }
+    durable::sync_folder(folder).map_err(Error::io("sync", folder))
 }
 
 /// Removes all but the newest `keep` checkpoints up to `step` (0: none is removed).

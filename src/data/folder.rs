@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::error::Error;
+use crate::durable;
 
 /// Waits until no other process holds the lock, telling so; `None` where the file system has no locks.
 pub(super) fn lock(path: &Path, waiting: &dyn Fn()) -> Result<Option<File>, Error> {
@@ -58,6 +59,5 @@ impl Drop for Partial {
 
 /// A rename is only durable once the folder it happened in is.
 fn sync_folder(path: &Path) -> Result<(), Error> {
-    let folder = File::open(path).map_err(Error::io("open", path))?;
-    folder.sync_all().map_err(Error::io("write", path))
+    durable::sync_folder(path).map_err(Error::io("write", path))
 }

@@ -10,11 +10,12 @@ pub(super) fn machine() -> String {
 }
 
 /// The cores on which this process may run: a launcher may have dealt them. Processes of one machine that are told the same
-/// share them.
+/// share them. Containers do not: each may have a quota of its own.
 pub(super) fn cores() -> String {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    list.map_or_else(|| "all".to_owned(), |list| list.trim().to_owned())
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or("all");
+    let container = fs::read_link("/proc/self/ns/cgroup").map(|space| space.display().to_string());
+    format!("{} {}", list.trim(), container.unwrap_or_default())
 }
 
 /// What processes of one node, and no others, have in common: they reach each other at the loopback address, so that what

@@ -35,7 +35,7 @@ pub struct Process {
     timeout: Duration,
     /// Ranks on this machine, of all processes.
     neighbours: usize,
-    /// Those of them that may run on the same cores as the ranks of this process.
+    /// Those of them that may run on exactly the cores of this process.
     sharing: usize,
     /// Of all ranks.
     nodes: Nodes,

@@ -1,7 +1,7 @@
 //! A run's folder: locked, found empty or continued.
 
 use std::fs::{self, File, TryLockError};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -200,7 +200,10 @@ fn lock(dir: &Path) -> Result<File, JobError> {
             Ok(file)
         }
         Err(TryLockError::WouldBlock) => Err(JobError::Locked(dir.to_owned())),
-        Err(TryLockError::Error(source)) => Err(JobError::NoLocks { dir: dir.to_owned(), source }),
+        Err(TryLockError::Error(source)) if source.kind() == ErrorKind::Unsupported => {
+            Err(JobError::NoLocks { dir: dir.to_owned(), source })
+        }
+        Err(TryLockError::Error(error)) => Err(io("lock", &path)(error)),
     }
 }
 
@@ -277,7 +280,7 @@ fn continued(config: &Config, source: OpenCheckpoint) -> Result<OpenCheckpoint, 
 /// A summary of an earlier end would be believed until this run has one.
 fn remove_stale(path: &Path) -> Result<(), JobError> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io("remove", path)(error)),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(io("remove", path)(error)),
         _ => Ok(()),
     }
 }

@@ -27,12 +27,15 @@ impl Overdue {
     }
 
     pub(super) fn warning(&self, step: u64, error: &checkpoint::Error, (run, steps): (&Path, u64)) -> String {
-        let kept =
-            checkpoint::newest(run).ok().flatten().map_or("no checkpoint".to_owned(), |at| at.display().to_string());
+        let kept = match checkpoint::newest(run) {
+            Ok(Some(newest)) => format!("{} is the newest", newest.display()),
+            Ok(None) => "no checkpoint is the newest".to_owned(),
+            Err(error) => format!("which is the newest is not known ({error})"),
+        };
         let early = if self.again < steps { format!("after step {} or ", self.again) } else { String::new() };
         format!(
             "warning: no checkpoint of step {step}: {error}\n  training goes on, and tries again {early}with the next \
-             checkpoint that is due; until then {kept} is the newest"
+             checkpoint that is due; until then {kept}"
         )
     }
 

@@ -186,7 +186,7 @@ impl<'a> Loop<'a> {
         let saved = checkpoint::newest(run).is_ok_and(|newest| newest == Some(checkpoint::step_folder(run, last)));
         if last > 0 && !self.any_rank(saved)? {
             if train.check_replicas_every > 0 {
-                self.check_replicas()?;
+                self.check_replicas().map_err(|error| error.at(last, None))?;
             }
             self.saving.save_now(&mut self.trainer, &self.reached).map_err(|error| error.at(last, None))?;
         }

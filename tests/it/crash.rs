@@ -134,7 +134,6 @@ fn kill_at_any_moment(manner: &str) {
     assert_eq!(entries.count(), 4, "the link, and three checkpoints as train.keep says");
 }
 
-/// A kill while data is prepared or while an earlier run is set aside hurts neither.
 /// What cannot be read is not known to be gone: nothing is begun anew or called damaged on account of it.
 #[test]
 fn checkpoints_that_cannot_be_read_are_left_where_they_are() {
@@ -157,6 +156,7 @@ fn checkpoints_that_cannot_be_read_are_left_where_they_are() {
     assert!(places.iter().all(|place| place.exists()));
 }
 
+/// A kill while data is prepared or while an earlier run is set aside hurts neither.
 #[test]
 fn a_kill_before_the_first_step_costs_nothing() {
     let shop = Workshop::new();

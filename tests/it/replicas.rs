@@ -134,6 +134,8 @@ pub(crate) fn kept_values(shop: &Workshop) -> Vec<u8> {
     file[header..][from..to].to_vec()
 }
 
+const WINDOW: usize = 1 << 20;
+
 /// Changes the number `values` begins with, wherever it is in a process's memory, to something else in each place; how many
 /// places there are.
 pub(crate) fn flip_in_memory(pid: &str, values: &[u8]) -> usize {
@@ -143,15 +145,17 @@ pub(crate) fn flip_in_memory(pid: &str, values: &[u8]) -> usize {
     for line in maps.lines().filter(|line| line.contains(" rw-p ")) {
         let (from, to) = line.split_whitespace().next().unwrap().split_once('-').unwrap();
         let [from, to] = [from, to].map(|text| u64::from_str_radix(text, 16).unwrap());
-        let mut bytes = vec![0; (to - from) as usize];
-        // What the process gives back meanwhile has nothing to find.
-        if memory.read_exact_at(&mut bytes, from).is_err() {
-            continue;
-        }
-        for at in (0..(bytes.len() + 1).saturating_sub(values.len())).step_by(4) {
-            if bytes[at..].starts_with(values) {
-                places += 1;
-                memory.write_all_at(&[values[0] ^ places], from + at as u64).unwrap();
+        // A little at a time, so that what is found is still there when it is changed.
+        let mut bytes = vec![0; WINDOW + values.len()];
+        for begin in (from..to).step_by(WINDOW) {
+            // What the process has given back meanwhile has nothing to find.
+            let wanted = ((to - begin) as usize).min(bytes.len());
+            let read = memory.read_at(&mut bytes[..wanted], begin).unwrap_or(0);
+            for at in (0..WINDOW.min((read + 1).saturating_sub(values.len()))).step_by(4) {
+                let is_found = bytes[at..read].starts_with(values);
+                if is_found && memory.write_all_at(&[values[0] ^ (places + 1)], begin + at as u64).is_ok() {
+                    places += 1;
+                }
             }
         }
     }

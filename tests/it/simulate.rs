@@ -98,6 +98,11 @@ fn what_no_seed_repeats_is_refused() {
     ] {
         shop.run(&format!("simulate {RECIPE} {options}")).failed(2, &parts);
     }
+    let names = std::fs::read_dir(shop.path("")).unwrap().map(|entry| entry.unwrap().file_name());
+    assert!(
+        !names.into_iter().any(|name| name.to_string_lossy().starts_with("guildhall-simulate-")),
+        "a folder is left"
+    );
 }
 
 /// What was not run may end badly.

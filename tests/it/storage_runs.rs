@@ -149,23 +149,23 @@ fn an_interrupted_run_finishes_what_it_writes() {
 #[test]
 fn a_checkpoint_that_could_not_be_written_is_tried_again_in_ten_steps() {
     let shop = Workshop::new();
-    let options = "--set train.steps=1000 --set train.checkpoint_every=500 --set train.eval_every=0";
+    let options = "--set train.steps=3000 --set train.checkpoint_every=1000 --set train.eval_every=0";
     let running = shop.start_logged(&format!("train {RECIPE} {options}"), "log");
     wait_until("a step", || !shop.metrics(RUN).is_empty());
     let checkpoints = shop.path(RUN).join("checkpoints");
     let in_the_way = checkpoints.join(".partial-file");
     fs::create_dir_all(&checkpoints).expect("a folder");
     fs::write(&in_the_way, "").expect("a file");
-    wait_until("a warning", || shop.read("log").contains("warning: no checkpoint of step 500: "));
+    wait_until("a warning", || shop.read("log").contains("warning: no checkpoint of step 1000: "));
     fs::remove_file(&in_the_way).expect("nobody else removes it");
     let finished = running.wait();
     let log = shop.read("log");
     assert_eq!(finished.code, Some(0), "{log}");
     let number = |text: &str| text.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse::<u64>().unwrap();
     let told: Vec<u64> = log.split("and tries again after step ").skip(1).map(number).collect();
-    assert!(told.iter().enumerate().all(|(tries, step)| *step == 510 + 10 * tries as u64), "{told:?}: {log}");
+    assert!(told.iter().enumerate().all(|(tries, step)| *step == 1010 + 10 * tries as u64), "{told:?}: {log}");
     let written = told.last().expect("a warning tells when");
-    let note = format!("note: the checkpoint of step {written} is written, the first since step 500\n");
+    let note = format!("note: the checkpoint of step {written} is written, the first since step 1000\n");
     assert!(log.contains(&note), "no {note:?}: {log}");
     assert_eq!(damage(&shop.checkpoint(RUN, *written)), None);
 }

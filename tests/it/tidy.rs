@@ -12,9 +12,10 @@ use guildhall::moe::{GateChoice, GateKind};
 
 /// What each module of `src/` may import from the others. `ARCHITECTURE.md` has the same table.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
-    ("data", &[]),
+    ("data", &["durable"]),
     ("parallel", &[]),
     ("metrics", &[]),
+    ("durable", &[]),
     ("limits", &[]),
     ("score", &[]),
     ("lora", &["parallel"]),
@@ -23,7 +24,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("memory", &[]),
     ("plan", &["config", "data", "launch", "memory", "model", "moe", "optim", "parallel", "train"]),
     ("optim", &["parallel"]),
-    ("checkpoint", &["optim", "parallel"]),
+    ("checkpoint", &["durable", "optim", "parallel"]),
     ("report", &["metrics"]),
     ("launch", &["parallel"]),
     // Only the types in those modules' own config.rs; see `config_reads_only_configs`.

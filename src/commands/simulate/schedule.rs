@@ -18,6 +18,9 @@ use crate::config::{Config, Loaded};
 use crate::launch::{self, Process};
 use crate::metrics::{METRICS_FILE, records};
 
+/// What is wrong with a run that ended well otherwise.
+pub(super) const DIFFERS: &str = "it came to other weights or losses than an undisturbed run";
+
 /// A folder for runs, and the recipe they are of.
 pub(super) struct SimulatedRecipe<'a> {
     arguments: &'a SimulateArgs,
@@ -116,7 +119,7 @@ impl Undisturbed<'_> {
             return Err("a rank ended well, and the run was not at its end".to_owned());
         }
         if script.mishap.is_some() {
-            has_resumed = Some(newest(&folder)?);
+            has_resumed = Some(has_checkpoint(&folder)?);
             let again = self.world(&loaded, WorldScript { flaw, ..WorldScript::undisturbed(!seed) }, true);
             turns += again.map_err(|what| format!("when it went on: {what}"))?.turns.iter().sum::<u64>();
             if has_resumed == Some(true) && folder.join("previous-1").exists() {
@@ -193,7 +196,7 @@ fn told(failure: &CommandFailure) -> String {
 }
 
 /// Whether a run has a checkpoint.
-fn newest(run: &Path) -> Result<bool, String> {
+fn has_checkpoint(run: &Path) -> Result<bool, String> {
     checkpoint::newest(run).map(|newest| newest.is_some()).map_err(|error| error.to_string())
 }
 
@@ -202,7 +205,7 @@ impl Reached {
     fn compare(&self, other: &Reached) -> Result<(), String> {
         match self == other {
             true => Ok(()),
-            false => Err("it came to other weights or losses than an undisturbed run".to_owned()),
+            false => Err(DIFFERS.to_owned()),
         }
     }
 

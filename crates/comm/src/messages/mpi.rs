@@ -173,6 +173,8 @@ fn check(code: c_int) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     /// Both in one test: MPI is entered once. Without a launcher there is a world of one.
@@ -188,16 +190,15 @@ mod tests {
             for (tag, awaited) in [(1, 4), (2, 8)] {
                 let mut coming = post.receive(0, tag, received.as_mut_ptr(), awaited).expect("it is awaited");
                 let mut going = post.send(0, tag, sent.as_ptr(), sent.len()).expect("it is sent");
-                let came = loop {
-                    if post.is_done(&mut going).expect("it is on its way") {
-                        break loop {
-                            match post.is_done(&mut coming) {
-                                Ok(false) => {}
-                                end => break end,
-                            }
-                        };
+                let since = Instant::now();
+                let mut end = |ticket: &mut MpiTicket| loop {
+                    match post.is_done(ticket) {
+                        Ok(false) => assert!(since.elapsed() < Duration::from_secs(60), "it is still under way"),
+                        end => break end,
                     }
                 };
+                assert_eq!(end(&mut going), Ok(true));
+                let came = end(&mut coming);
                 let told = if awaited == 4 { Ok(true) } else { Err("4 bytes came where 8 are received".to_owned()) };
                 assert_eq!(came, told);
             }
