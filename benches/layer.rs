@@ -3,7 +3,7 @@
 //! ```text
 //! cargo bench --bench layer                                    4096 tokens, 256 wide, 1024 inside, 8 experts
 //! cargo bench --bench layer -- --sweep                         512 wide, 2048 inside, 4 to 64 experts
-//! cargo bench --bench layer -- --tokens S --model M --inner F --experts E --k K
+//! cargo bench --bench layer -- --tokens S --model M --inner F --experts E --k K --dtype f32|bf16
 //! ```
 //!
 //! Experts are two products with GELU between and no biases; there are no auxiliary losses. The gradients of the
@@ -16,12 +16,12 @@ mod common;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
-use common::{Flags, Measured, WARM_UP, median, milliseconds};
+use common::{Flags, Measured, WARM_UP, dtype_name, median, milliseconds};
 use guildhall::launch::{self, Rank};
 use guildhall::moe::gates::top_k;
 use guildhall::moe::{Outgoing, Plan, Routing, combine, dispatch, send_home};
 use guildhall::parallel::{self, Mesh};
-use guildhall_tensor::{Device, Draws, Parameter, Purpose, Tape, Tensor, Var};
+use guildhall_tensor::{Device, Draws, Dtype, Parameter, Purpose, Tape, Tensor, Var};
 use serde_json::json;
 
 #[derive(Clone, Copy)]
@@ -31,6 +31,7 @@ struct Shape {
     inner: usize,
     experts: usize,
     k: usize,
+    dtype: Dtype,
 }
 
 fn main() -> Result<()> {
@@ -43,6 +44,7 @@ fn main() -> Result<()> {
         inner: flags.get("--inner", inner),
         experts: flags.get("--experts", 8),
         k: flags.get("--k", 2),
+        dtype: flags.dtype(),
     };
     let experts = if sweep { vec![4, 8, 16, 32, 64] } else { vec![shape.experts] };
     let threads = flags.get("--threads", 2);
@@ -57,10 +59,10 @@ fn main() -> Result<()> {
 }
 
 fn print(shape: Shape, threads: usize, ms: &[f64]) {
-    let Shape { tokens, model, inner, experts, k } = shape;
+    let Shape { tokens, model, inner, experts, k, dtype } = shape;
     let gflops = (12 * tokens * k * model * inner) as f64 / median(ms) / 1e6;
     let measured = Measured {
-        workload: &format!("moe-ffn S{tokens} M{model} F{inner} k{k} E{experts} f32 fwd+bwd"),
+        workload: &format!("moe-ffn S{tokens} M{model} F{inner} k{k} E{experts} {} fwd+bwd", dtype_name(dtype)),
         tokens,
         ms,
         losses: &[],
@@ -78,14 +80,14 @@ struct Layer {
 /// Milliseconds of every timed step.
 fn measure(rank: &Rank, shape: Shape, steps: usize) -> Result<Vec<f64>> {
     let mesh = Mesh::new(rank.world.clone(), rank.world.size())?;
-    let Shape { tokens, model, inner, experts, .. } = shape;
+    let Shape { tokens, model, inner, experts, dtype, .. } = shape;
     let device = &rank.device;
     let layer = Layer {
         router: Parameter::new("router", normal(device, &[experts, model], model)),
-        first: Parameter::new("first", normal(device, &[experts, inner, model], model)),
-        second: Parameter::new("second", normal(device, &[experts, model, inner], inner)),
+        first: Parameter::new("first", normal(device, &[experts, inner, model], model).cast(dtype)),
+        second: Parameter::new("second", normal(device, &[experts, model, inner], inner).cast(dtype)),
     };
-    let x = normal(device, &[tokens, model], 1);
+    let x = normal(device, &[tokens, model], 1).cast(dtype);
     let gradient = normal(device, &[tokens, model], 1);
     let step = |_| {
         let (ms, result) = milliseconds(|| layer.step((rank, &mesh), &x, &gradient, shape.k));
@@ -108,7 +110,8 @@ impl Layer {
 
     fn forward(&self, mesh: &Mesh, x: &Var, k: usize) -> Result<Var> {
         let tape = x.tape();
-        let probabilities = x.linear(&tape.parameter(&self.router), None).softmax();
+        // A router computes in f32 whatever the model is stored in.
+        let probabilities = x.cast(Dtype::F32).linear(&tape.parameter(&self.router), None).softmax();
         let experts = probabilities.value().cols();
         let scores = probabilities.value().to_vec();
         let chosen = scores.chunks_exact(experts).flat_map(|row| top_k(row, k, |_| true)).collect();

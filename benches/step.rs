@@ -9,8 +9,9 @@
 //! Built with `--features mpi`, its ranks may be processes: `mpirun -n 2 target/release/deps/step-* --ranks 2`.
 //!
 //! `--threads N` are those of the whole run (2), `--steps N` those timed (9); `--smart` exchanges rows in the steps of the
-//! smart schedule, `--dtype bf16` stores weights and activations so, `--bucket-kib N` sums small gradients in messages of so many KiB. Two ranks share the experts (expert
-//! parallel) and the rows. A step's time is its slowest rank's, the loss that of the whole batch with the weighted
+//! smart schedule, `--dtype bf16` stores weights and activations so, `--bucket-kib N` sums small gradients in messages of so
+//! many KiB, `--shapes 16x128,1x2048` takes steps of so many rows of so many tokens, one shape after the other. Two ranks share
+//! the experts (expert parallel) and the rows. A step's time is its slowest rank's, the loss that of the whole batch with the weighted
 //! balance loss, which is what the peers report.
 
 #![allow(clippy::print_stdout)]
@@ -30,16 +31,17 @@ use guildhall::parallel::{self, Parameters};
 use guildhall::train::{Error, Trainer};
 use guildhall_tensor::{Device, Dtype, Tape, Tensor};
 use serde_json::json;
-use workload::{BALANCE_WEIGHT, ROWS, SEQ, batches, gpt, mixtral, on_ranks, slowest};
+use workload::{BALANCE_WEIGHT, ROWS, SEQ, batches, batches_of, gpt, mixtral, on_ranks, slowest};
 
 fn main() -> Result<()> {
     let flags = Flags::read();
     let workload: String = flags.get("--workload", "moe".to_owned());
     let (mut sizes, name) = match workload.as_str() {
-        "gpt" => (gpt(), "gpt d256 L4 F1024 V4096 b16x128"),
-        "moe" => (mixtral(), "moe d256 L4 F1024 E8 k2 V4096 b16x128"),
+        "gpt" => (gpt(), "gpt d256 L4 F1024 V4096"),
+        "moe" => (mixtral(), "moe d256 L4 F1024 E8 k2 V4096"),
         other => return Err(anyhow!("--workload is gpt or moe, not {other:?}")),
     };
+    let shapes: String = flags.get("--shapes", format!("{ROWS}x{SEQ}"));
     if let Some(moe) = sizes.moe.as_mut().filter(|_| flags.has("--smart")) {
         moe.schedule = ScheduleKind::Smart;
     }
@@ -48,26 +50,34 @@ fn main() -> Result<()> {
     let mut mesh = parallel::Config { threads: Some(threads), ..parallel::Config::of(ranks, ranks) };
     mesh.bucket_bytes = flags.get("--bucket-kib", mesh.bucket_bytes >> 10) << 10;
     (sizes.dtype, sizes.gradients) = (flags.dtype(), Dtype::F32);
-    let name = format!("{name} {} x{ranks}", dtype_name(sizes.dtype));
-    let batches = batches(WARM_UP + flags.steps(), ranks);
     if flags.has("--tape-overhead") {
-        return tape_overhead(&mesh, &sizes, &batches, &name);
+        let name = format!("{name} b{ROWS}x{SEQ} {} x{ranks}", dtype_name(sizes.dtype));
+        return tape_overhead(&mesh, &sizes, &batches(WARM_UP + flags.steps(), ranks), &name);
     }
     let joined = Joined::of(&mesh, give_up).map_err(|refusal| anyhow!("{}", refusal.text))?;
-    let runs = joined.process.run(&mesh, |rank| train(&rank, &sizes, &mesh, &batches[rank.world.rank()]));
-    let (runs, leads) = (runs.map_err(|failure| anyhow!("{failure}"))?, joined.process.leads());
-    joined.leave().map_err(|error| anyhow!(error))?;
-    if !leads {
-        return Ok(());
+    for shape in shapes.split(',') {
+        let (rows, seq) = shape.split_once('x').ok_or_else(|| anyhow!("--shapes {shape}: write 16x128"))?;
+        let (rows, seq) = (rows.parse()?, seq.parse()?);
+        sizes.model.seq = seq;
+        let batches = batches_of((rows, seq), WARM_UP + flags.steps(), ranks);
+        let runs = joined.process.run(&mesh, |rank| train(&rank, &sizes, &mesh, &batches[rank.world.rank()]));
+        let runs = runs.map_err(|failure| anyhow!("{failure}"))?;
+        if joined.process.leads() {
+            let name = format!("{name} b{shape} {} x{ranks}", dtype_name(sizes.dtype));
+            print(&name, rows * seq, &sizes, (ranks, threads), &runs);
+        }
     }
-    let parameters = count(&sizes).total as f64 / 1e6;
+    joined.leave().map_err(|error| anyhow!(error))
+}
+
+fn print(name: &str, tokens: usize, sizes: &Sizes, (ranks, threads): (usize, usize), runs: &[Run]) {
+    let parameters = count(sizes).total as f64 / 1e6;
     let rotary = if sizes.blueprint().is_rotary() { ", dropless, rotary (peers: learned positions)" } else { "" };
     let notes = format!("{parameters:.1}M params, {ranks} x {threads} threads{rotary}");
-    let ms = times(&runs);
-    let measured = Measured { workload: &name, tokens: ROWS * SEQ, ms: &ms[WARM_UP..], losses: &runs[0].losses, notes };
+    let ms = times(runs);
+    let measured = Measured { workload: name, tokens, ms: &ms[WARM_UP..], losses: &runs[0].losses, notes };
     let mib = |of: fn(&Run) -> u64| runs.iter().map(of).sum::<u64>() >> 20;
     measured.print(json!({ "live_mb": mib(|run| run.live), "free_mb": mib(|run| run.free) }));
-    Ok(())
 }
 
 /// One rank's steps.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs Guildhall's benchmarks and its rivals' alternately on this machine and prints ratios as Markdown.
 
-  peers/compare.py gpt|layer|sweep|moe1|moe2|comm|gemm|tape|gpt16|moe16|gemm16|all --python VENV/bin/python --bin DIR
+  peers/compare.py gpt|layer|sweep|sweep16|rows|rows16|moe1|moe2|comm|gemm|tape|gpt16|moe16|gemm16|all --python VENV/bin/python --bin DIR
 
 Every round runs ours and then each rival, each in a process of its own, so that whatever else slows the machine
 slows all of them; a figure is the median over rounds of the processes' own medians, and a ratio is the median over
@@ -69,6 +69,30 @@ def sweep(flags):
         yield label, [*command, "--model", "512", "--inner", "2048", "--experts", "4,8,16,32,64"]
 
 
+def sweep16(flags):
+    yield ours(flags, "layer", "--sweep", "--dtype", "bf16", "--steps", str(flags.steps))
+    for impl, dtype in [("loop", "bf16"), ("grouped", "bf16"), ("grouped", "autocast")]:
+        label, command = script(flags, "pytorch/layer.py", "best", "--impl", impl, "--dtype", dtype)
+        yield label, [*command, "--model", "512", "--inner", "2048", "--experts", "4,8,16,32,64"]
+
+
+# 8192 tokens a step, in rows of 128 to 8192
+SHAPES = "64x128,16x512,4x2048,1x8192"
+
+
+def rows(flags):
+    yield ours(flags, "step", "--workload", "gpt", "--shapes", SHAPES, "--steps", str(flags.steps))
+    label, command = script(flags, "pytorch/gpt.py", "best")
+    yield label, [*command, "--shapes", SHAPES]
+
+
+def rows16(flags):
+    yield ours(flags, "step", "--workload", "gpt", "--dtype", "bf16", "--shapes", SHAPES, "--steps", str(flags.steps))
+    for dtype in ["bf16", "autocast"]:
+        label, command = script(flags, "pytorch/gpt.py", "best", "--dtype", dtype)
+        yield label, [*command, "--shapes", SHAPES]
+
+
 def moe1(flags):
     yield ours(flags, "step", "--workload", "moe", "--ranks", "1", "--steps", str(flags.steps))
     for moe, env in [("loop", "stock"), ("loop", "best"), ("grouped", "best")]:
@@ -121,7 +145,7 @@ def tape(flags):
         yield f"{label} {workload}", command
 
 
-COMPARISONS = {f.__name__: f for f in [gpt, layer, sweep, moe1, moe2, comm, gemm, tape, gpt16, moe16, gemm16]}
+COMPARISONS = {f.__name__: f for f in [gpt, layer, sweep, sweep16, rows, rows16, moe1, moe2, comm, gemm, tape, gpt16, moe16, gemm16]}
 
 
 # --- running ------------------------------------------------------------------------------------------------------

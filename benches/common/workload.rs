@@ -87,12 +87,17 @@ pub(crate) fn slowest(ms: &[&[f64]]) -> Vec<f64> {
 
 /// `[rank][step]`: each rank's share of the rows of every step.
 pub(crate) fn batches(steps: usize, ranks: usize) -> Vec<Vec<StepBatches>> {
-    let tokens = stream(steps * ROWS * SEQ);
-    let share = ROWS / ranks;
+    batches_of((ROWS, SEQ), steps, ranks)
+}
+
+/// The same of steps of other rows.
+pub(crate) fn batches_of((rows, seq): (usize, usize), steps: usize, ranks: usize) -> Vec<Vec<StepBatches>> {
+    let tokens = stream(steps * rows * seq);
+    let share = rows / ranks;
     let of = |rank: usize, step: usize| {
-        let mut batch = Batch::empty(SEQ, (rank * share) as u64);
-        let begin = (step * ROWS + rank * share) * SEQ;
-        tokens[begin..][..share * SEQ].chunks(SEQ).for_each(|tokens| batch.push(&row(tokens)));
+        let mut batch = Batch::empty(seq, (rank * share) as u64);
+        let begin = (step * rows + rank * share) * seq;
+        tokens[begin..][..share * seq].chunks(seq).for_each(|tokens| batch.push(&row(tokens)));
         StepBatches { step: step as u64, micro: vec![batch] }
     };
     (0..ranks).map(|rank| (0..steps).map(|step| of(rank, step)).collect()).collect()
@@ -104,8 +109,8 @@ fn row(tokens: &[u32]) -> Row {
     Row {
         tokens: tokens.to_vec(),
         targets,
-        segments: vec![0; SEQ],
-        positions: (0..SEQ as u32).collect(),
+        segments: vec![0; tokens.len()],
+        positions: (0..tokens.len() as u32).collect(),
         ..Row::default()
     }
 }

@@ -2,7 +2,9 @@
 
 import common
 
-flags = common.parser(__doc__).parse_args()
+flags = common.parser(__doc__)
+flags.add_argument("--shapes", default="16x128", help="steps of so many rows of so many tokens: 16x128,1x2048")
+flags = flags.parse_args()
 common.enter(flags)
 
 import torch
@@ -28,9 +30,9 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self):
+    def __init__(self, seq):
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(train.VOCAB, WIDTH), nn.Embedding(train.SEQ, WIDTH)
+        self.tokens, self.positions = nn.Embedding(train.VOCAB, WIDTH), nn.Embedding(seq, WIDTH)
         self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, train.VOCAB, bias=False)
 
@@ -40,8 +42,10 @@ class Decoder(nn.Module):
 
 
 torch.set_num_threads(flags.threads)
-torch.manual_seed(0)
-model = Decoder()
-parts.initialise(model, LAYERS)
-workload = f"gpt d{WIDTH} L{LAYERS} F{INNER} V{train.VOCAB} b{train.ROWS}x{train.SEQ} {train.label(flags)} x1"
-train.run(model, f"torch-{torch.__version__}", workload, flags)
+for shape in flags.shapes.split(","):
+    rows, seq = map(int, shape.split("x"))
+    torch.manual_seed(0)
+    model = Decoder(seq)
+    parts.initialise(model, LAYERS)
+    workload = f"gpt d{WIDTH} L{LAYERS} F{INNER} V{train.VOCAB} b{shape} {train.label(flags)} x1"
+    train.run(model, f"torch-{torch.__version__}", workload, flags, rows=rows, seq=seq)

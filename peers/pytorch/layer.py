@@ -42,38 +42,51 @@ def weights_of(experts):
     return router.requires_grad_(), *apart
 
 
+def narrow(x):
+    return x.detach().bfloat16().requires_grad_() if flags.dtype == "bf16" else x
+
+
 def forward(x, router, first, second):
-    weights, chosen = (x @ router).softmax(-1).topk(K, -1)
+    # A router computes in f32 whatever the rest is stored in.
+    with torch.autocast("cpu", enabled=False):
+        weights, chosen = (x.float() @ router).softmax(-1).topk(K, -1)
     weights = weights / weights.sum(-1, keepdim=True)
     out = torch.zeros_like(x)
     if flags.impl == "loop":
         for number in range(len(first)):
             token, choice = torch.where(chosen == number)
             y = gelu(x.index_select(0, token) @ first[number]) @ second[number]
-            out.index_add_(0, token, y * weights[token, choice].unsqueeze(-1))
+            out.index_add_(0, token, (y * weights[token, choice].unsqueeze(-1)).to(out.dtype))
         return out
     order = chosen.flatten().argsort(stable=True)
     ends = torch.bincount(chosen.flatten(), minlength=len(first)).cumsum(0).to(torch.int32)
     token = order // K
     rows = gelu(F.grouped_mm(x.index_select(0, token), first, offs=ends))
     rows = F.grouped_mm(rows, second, offs=ends)
-    return out.index_add_(0, token, rows * weights.flatten()[order].unsqueeze(-1))
+    return out.index_add_(0, token, (rows * weights.flatten()[order].unsqueeze(-1)).to(out.dtype))
 
 
 for experts in map(int, flags.experts.split(",")):
     torch.manual_seed(0)
     router, first, second = weights_of(experts)
-    x, gradient = torch.randn(TOKENS, MODEL).requires_grad_(), torch.randn(TOKENS, MODEL)
+    x, gradient = narrow(torch.randn(TOKENS, MODEL).requires_grad_()), torch.randn(TOKENS, MODEL)
+    gradient = narrow(gradient).detach()
+    if flags.impl == "grouped":
+        first, second = narrow(first), narrow(second)
+    else:
+        first, second = [narrow(matrix) for matrix in first], [narrow(matrix) for matrix in second]
     leaves = [x, router, *first, *second] if flags.impl == "loop" else [x, router, first, second]
 
     def step():
         for leaf in leaves:
             leaf.grad = None
-        forward(x, router, first, second).backward(gradient)
+        with torch.autocast("cpu", torch.bfloat16, enabled=flags.dtype == "autocast"):
+            y = forward(x, router, first, second)
+        y.backward(gradient)
 
     ms, _ = common.timed(step, flags)
     gflops = 12 * TOKENS * K * MODEL * INNER / statistics.median(ms) / 1e6
     common.emit(f"{flags.impl}/torch-{torch.__version__}",
-                f"moe-ffn S{TOKENS} M{MODEL} F{INNER} k{K} E{experts} f32 fwd+bwd", TOKENS, ms, [],
+                f"moe-ffn S{TOKENS} M{MODEL} F{INNER} k{K} E{experts} {'f32' if flags.dtype == 'f32' else 'bf16'} fwd+bwd", TOKENS, ms, [],
                 f"{flags.threads} threads, {gflops:.0f} GFLOP/s of the experts' products",
                 experts=experts, gflops=round(gflops))

@@ -13,7 +13,7 @@ def label(flags):
     return "f32" if flags.dtype == "f32" else "bf16"
 
 
-def run(model, system, workload, flags, rank=0, processes=1, notes=""):
+def run(model, system, workload, flags, rank=0, processes=1, notes="", rows=ROWS, seq=SEQ):
     """Times steps of `model(tokens) -> loss`; under several processes each takes its share of the rows."""
     threads = max(1, flags.threads // processes)
     parameters = sum(p.numel() for p in model.parameters())
@@ -23,8 +23,8 @@ def run(model, system, workload, flags, rank=0, processes=1, notes=""):
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=flags.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     steps = flags.warmup + flags.steps
-    tokens = torch.tensor(common.stream(steps * ROWS * SEQ)).view(steps, ROWS, SEQ)
-    share = ROWS // processes
+    tokens = torch.tensor(common.stream(steps * rows * seq)).view(steps, rows, seq)
+    share = rows // processes
     batches = iter(tokens[:, rank * share:(rank + 1) * share].contiguous())
 
     def step():
@@ -45,6 +45,6 @@ def run(model, system, workload, flags, rank=0, processes=1, notes=""):
         losses = [sum(step) / processes for step in zip(*(losses for _, losses in everyone))]
     if rank == 0:
         sizes = f"{parameters / 1e6:.1f}M params, {processes} x {threads} threads, fused AdamW"
-        common.emit(system, workload, ROWS * SEQ, ms, losses, ", ".join(filter(None, [sizes, notes])), peak)
+        common.emit(system, workload, rows * seq, ms, losses, ", ".join(filter(None, [sizes, notes])), peak)
     if processes > 1:
         dist.destroy_process_group()
