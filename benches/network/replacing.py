@@ -8,8 +8,6 @@ the median is what a move costs. Prints Markdown, and below each pair whether th
 """
 
 import argparse
-import json
-import os
 import statistics
 import subprocess
 import tempfile
@@ -17,24 +15,11 @@ from pathlib import Path
 
 import run
 
-TOKENS = 2048
 SKEWED = [*run.SKEWED, "moe.experts=16"]
 
 
-def train(program, cache, settings):
-    """The lines of a run's metrics."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [program, "train", run.RECIPE, *run.options(settings), "--set", f"run.dir={folder}",
-                   "--set", f"data.cache={cache}"]
-        done = subprocess.run([run.LINKS, "mpirun", "4", *command], cwd=run.ROOT, env={**os.environ, **run.ROOT_MAY},
-                              capture_output=True, text=True, timeout=run.SECONDS_MAX)
-        if done.returncode != 0:
-            raise SystemExit(f"{settings}: {done.stderr}")
-        return [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
-
-
 def row(lines, every):
-    seconds = [TOKENS / line["tokens_per_s"] for line in lines]
+    seconds = [run.TOKENS / line["tokens_per_s"] for line in lines]
     moved = [line.get("replaced") or [] for line in lines]
     later = statistics.median(took for took, layers in zip(seconds[every:], moved[every:]) if not layers)
     moves = [took - later for took, layers in zip(seconds, moved) if layers]
@@ -52,18 +37,18 @@ def main():
     flags = flags.parse_args()
     if flags.steps <= flags.every + 1:
         raise SystemExit(f"--steps {flags.steps}: none is left after the first move, at step {flags.every}")
-    program = str(Path(flags.program).resolve())
+    flags.program = str(Path(flags.program).resolve())
     print("| | a step after the first move, s | moves cost, s | busiest rank of the layers that moved | all steps, s |")
     print("|---|---|---|---|---|")
     subprocess.run([run.LINKS, "down", "4"], check=True)
     subprocess.run([run.LINKS, "up", "4", flags.rate], check=True)
     try:
-        with tempfile.TemporaryDirectory() as cache:
+        with tempfile.TemporaryDirectory() as flags.cache:
             for _ in range(flags.rounds):
                 shared, losses = [*SKEWED, f"train.steps={flags.steps}"], []
                 for every in (0, flags.every):
                     gain = ["parallel.replace_gain=0.1"] if every else []
-                    lines = train(program, cache, [*shared, f"parallel.replace_every={every}", *gain])
+                    lines, _ = run.launched(flags, [*shared, f"parallel.replace_every={every}", *gain])
                     losses.append(lines[-1]["loss"])
                     print(f"| {f'every {every}' if every else 'never'} | {row(lines, flags.every)} |", flush=True)
                 print(f"losses {'equal' if losses[0] == losses[1] else f'differ: {losses}'}", flush=True)

@@ -25,6 +25,8 @@ LINK_LATENCY_US = 30
 LINKS, RECIPE = str(ROOT / "peers/network/links.sh"), str(HERE / "decoder.toml")
 ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 WARM_UP, SECONDS_MAX = 3, 400
+# Of a step of the recipe.
+TOKENS = 2048
 
 EXPERTS = ["parallel.expert=4"]
 SLICES = ["parallel.tensor=2", "parallel.expert=2"]
@@ -60,10 +62,9 @@ def sent(nodes):
     return sum(map(int, text.split()))
 
 
-def train(flags, settings, nodes="4"):
-    """Seconds of a step and bytes that all nodes sent in it, of so many nodes or NxK ranks on them; bytes it counts; its summary."""
+def launched(flags, settings, nodes="4"):
+    """The lines of metrics and the summary of a run on so many nodes, or NxK ranks on them."""
     with tempfile.TemporaryDirectory() as run:
-        before = sent(nodes)
         command = [flags.program, "train", RECIPE, *options(settings), "--set", f"run.dir={run}",
                    "--set", f"data.cache={flags.cache}"]
         done = subprocess.run([LINKS, "mpirun", nodes, *command], cwd=ROOT, env={**os.environ, **ROOT_MAY},
@@ -71,8 +72,14 @@ def train(flags, settings, nodes="4"):
         if done.returncode != 0:
             raise SystemExit(f"{settings}: {done.stderr}")
         lines = [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
-        summary = json.loads(Path(run, "summary.json").read_text())
-    seconds = statistics.median(2048 / line["tokens_per_s"] for line in lines[WARM_UP:])
+        return lines, json.loads(Path(run, "summary.json").read_text())
+
+
+def train(flags, settings, nodes="4"):
+    """Seconds of a step and bytes that all nodes sent in it, of so many nodes or NxK ranks on them; bytes it counts; its summary."""
+    before = sent(nodes)
+    lines, summary = launched(flags, settings, nodes)
+    seconds = statistics.median(TOKENS / line["tokens_per_s"] for line in lines[WARM_UP:])
     counted = sum(of_kind["bytes"] for of_kind in summary["traffic"].values()) / len(lines)
     return seconds, (sent(nodes) - before) / len(lines), counted, summary
 

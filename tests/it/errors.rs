@@ -343,10 +343,7 @@ fn a_checkpoint_that_cannot_be_written_ends_no_run() {
     for ranks in ["", "--ranks 2 --set parallel.expert=2", beside] {
         let running = shop.start_logged(&format!("train {RECIPE} {options} {ranks}"), "log");
         wait_until("a checkpoint", || shop.checkpoint(RUN, 100).exists());
-        let in_the_way = shop.path(RUN).join("checkpoints").join(".partial-file");
-        fs::write(&in_the_way, "").expect("a file");
-        wait_until("a warning", || shop.read("log").contains("warning: no checkpoint of step "));
-        fs::remove_file(&in_the_way).expect("nobody else removes it");
+        shop.obstruct_checkpoints(RUN, "log", "warning: no checkpoint of step ");
         let finished = running.wait();
         let log = shop.read("log");
         assert_eq!(finished.code, Some(0), "{log}");

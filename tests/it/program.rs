@@ -145,6 +145,16 @@ impl Workshop {
         Running(Some(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()))
     }
 
+    /// Has something stand in the way of a run's checkpoints until its log says `warning`.
+    pub(crate) fn obstruct_checkpoints(&self, run: &str, log: &str, warning: &str) {
+        let checkpoints = self.path(run).join("checkpoints");
+        let in_the_way = checkpoints.join(".partial-file");
+        fs::create_dir_all(&checkpoints).expect("a folder");
+        fs::write(&in_the_way, "").expect("a file");
+        wait_until("a warning", || self.read(log).contains(warning));
+        fs::remove_file(&in_the_way).expect("nobody else removes it");
+    }
+
     /// The lines of a run's metrics, without a torn last one.
     pub(crate) fn metrics(&self, run: &str) -> Vec<Value> {
         let text = fs::read_to_string(self.path(run).join("metrics.jsonl")).unwrap_or_default();

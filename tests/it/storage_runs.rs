@@ -152,12 +152,7 @@ fn a_checkpoint_that_could_not_be_written_is_tried_again_in_ten_steps() {
     let options = "--set train.steps=3000 --set train.checkpoint_every=1000 --set train.eval_every=0";
     let running = shop.start_logged(&format!("train {RECIPE} {options}"), "log");
     wait_until("a step", || !shop.metrics(RUN).is_empty());
-    let checkpoints = shop.path(RUN).join("checkpoints");
-    let in_the_way = checkpoints.join(".partial-file");
-    fs::create_dir_all(&checkpoints).expect("a folder");
-    fs::write(&in_the_way, "").expect("a file");
-    wait_until("a warning", || shop.read("log").contains("warning: no checkpoint of step 1000: "));
-    fs::remove_file(&in_the_way).expect("nobody else removes it");
+    shop.obstruct_checkpoints(RUN, "log", "warning: no checkpoint of step 1000: ");
     let finished = running.wait();
     let log = shop.read("log");
     assert_eq!(finished.code, Some(0), "{log}");

@@ -115,10 +115,10 @@ impl Undisturbed<'_> {
         let script = WorldScript { flaw, ..WorldScript::drawn(seed, &self.turns, still) };
         let end = self.world(&loaded, script, false)?;
         let (mut turns, mut has_resumed) = (end.turns.iter().sum(), None);
-        if end.is_done && Reached::of(&loaded.config).is_err() {
-            return Err("a rank ended well, and the run was not at its end".to_owned());
-        }
         if script.mishap.is_some() {
+            if end.is_done && Reached::of(&loaded.config).is_err() {
+                return Err("a rank ended well, and the run was not at its end".to_owned());
+            }
             has_resumed = Some(has_checkpoint(&folder)?);
             let again = self.world(&loaded, WorldScript { flaw, ..WorldScript::undisturbed(!seed) }, true);
             turns += again.map_err(|what| format!("when it went on: {what}"))?.turns.iter().sum::<u64>();
