@@ -2,6 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
+use std::process::Command;
 
 use guildhall::parallel::{Axis, Mesh, Parameters, Placement, Spread, Zero};
 use guildhall::train::{Divergence, Trainer, divergence};
@@ -137,8 +138,22 @@ pub(crate) fn kept_values(shop: &Workshop) -> Vec<u8> {
 const WINDOW: usize = 1 << 20;
 
 /// Changes the number `values` begins with, wherever it is in a process's memory, to something else in each place; how many
-/// places there are.
+/// places there are. The process stands still meanwhile, else it may find the first change and end before the second.
 pub(crate) fn flip_in_memory(pid: &str, values: &[u8]) -> usize {
+    let signal = |name| assert!(Command::new("kill").args(["-s", name, pid]).status().unwrap().success());
+    signal("STOP");
+    wait_until("all threads to stand still", || {
+        let mut threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        threads.all(|thread| {
+            fs::read_to_string(thread.unwrap().path().join("stat")).is_ok_and(|stat| stat.contains(") T "))
+        })
+    });
+    let places = flip_still(pid, values);
+    signal("CONT");
+    places
+}
+
+fn flip_still(pid: &str, values: &[u8]) -> usize {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem")).unwrap();
     let mut places = 0u8;

@@ -2,6 +2,7 @@
 //! (cgroup v1, blkio.throttle) lets write so many bytes a second. What a process writes is slow when it flushes it, as with
 //! a disk whose cache of pages is large. Only root may make one.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -43,20 +44,24 @@ impl SlowDisk {
         SlowDisk { mounted, device, group }
     }
 
-    /// Makes the disk slow for a rank of a process, and for the threads that it starts from now on.
+    /// Makes the disk slow for a rank of a process, for what writes its checkpoints, and for the threads that they start from
+    /// now on.
     fn slow_down(&self, run: &Running, rank: usize) {
-        let tasks = format!("/proc/{}/task", run.pid());
-        let mut found = None;
+        let (rank, writer) = (format!("rank {rank}"), format!("checkpoint {rank}"));
+        let mut slowed = BTreeSet::new();
         wait_until("the rank's thread", || {
-            let mut threads = fs::read_dir(&tasks).into_iter().flatten().flatten();
-            found = threads.find(|thread| {
+            // Until nothing is new: what a thread that is still quick had started while the others were looked for is found too.
+            let mut is_new = false;
+            for thread in fs::read_dir(format!("/proc/{}/task", run.pid())).into_iter().flatten().flatten() {
                 let name = fs::read_to_string(thread.path().join("comm")).unwrap_or_default();
-                name.trim() == format!("rank {rank}")
-            });
-            found.is_some()
+                let number = thread.file_name().into_string().unwrap();
+                if [rank.as_str(), &writer].contains(&name.trim()) && slowed.insert(number.clone()) {
+                    fs::write(self.group.join("tasks"), number).unwrap();
+                    is_new = true;
+                }
+            }
+            !slowed.is_empty() && !is_new
         });
-        let thread = found.unwrap().file_name().into_string().unwrap();
-        fs::write(self.group.join("tasks"), thread).unwrap();
     }
 }
 
