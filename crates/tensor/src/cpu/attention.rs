@@ -5,23 +5,27 @@
 //! projection writes them, or in three; keys and values may then be of other tokens than queries. Work is split over
 //! (row of the batch, kv head): the query heads that share a key head stay together, so nobody else adds to its gradient.
 
+use std::ops::Range;
+
+use crate::cpu::attention_blocks::{AttentionBlock, BlockSizes, blocks};
 use crate::cpu::attention_call::{AttentionCall, AttentionSizes, Shared, load, store};
 use crate::cpu::gemm::{ADD, Into, SET, View, gemm_serial};
 use crate::cpu::math::exp;
-use crate::cpu::rows::simd;
-use crate::cpu::stored::{StoredNumber, StoredRef};
+use crate::cpu::rows::{dot, simd};
+use crate::cpu::stored::StoredRef;
 use crate::device::Device;
 
-/// Queries and keys per block.
-pub(super) const BLOCK: usize = 64;
+/// Two matrices of a block.
+type BlockPair = [Vec<f32>; 2];
 
-/// One (batch row, kv head) after the other, spread over the device's threads.
-fn for_tasks(device: &Device, call: &AttentionCall, f: impl Fn(usize, usize) + Sync) {
+/// One (batch row, kv head) after the other, spread over the device's threads, of which each has its scratch.
+fn for_tasks(device: &Device, call: &AttentionCall, f: impl Fn(&mut BlockPair, usize, usize) + Sync) {
     device.for_ranges(call.shape.rows * call.shape.kv_heads, 1, |range| {
+        let mut scratch = BlockPair::default();
         for task in range {
             simd(
                 #[inline(always)]
-                || f(task / call.shape.kv_heads, task % call.shape.kv_heads),
+                || f(&mut scratch, task / call.shape.kv_heads, task % call.shape.kv_heads),
             );
         }
     });
@@ -72,117 +76,107 @@ fn forward(device: &Device, call: &AttentionCall, [q, k, v]: [StoredRef; 3], [ou
         device,
         call,
         #[inline(always)]
-        |row, kv| {
+        |scratch, row, kv| {
             let k = load(call, of_k, k, (row, kv));
             let v = load(call, of_v, v, (row, kv));
             for head in kv * call.group()..(kv + 1) * call.group() {
                 let q = load(call, of_q, q, (row, head));
-                forward_head(call, row, head, [&q, &k, &v], (out, lse));
+                forward_head(call, (row, head), [&q, &k, &v], (out, lse), scratch);
             }
         },
     );
 }
 
+/// Scores lie a key a line here, and a query a column: what is found for each query is then found for vectors of them.
 #[inline(always)]
-fn forward_head(call: &AttentionCall, row: usize, head: usize, [q, k, v]: [&[f32]; 3], (out, lse): (Shared, Shared)) {
-    let (d, seq, key_seq) = (call.shape.value_dim, call.shape.seq, call.shape.key_seq);
+fn forward_head(
+    call: &AttentionCall,
+    (row, head): (usize, usize),
+    [q, k, v]: [&[f32]; 3],
+    (out, lse): (Shared, Shared),
+    [scores, sums]: &mut BlockPair,
+) {
+    let AttentionSizes { value_dim: d, seq, key_seq, heads, .. } = call.shape;
     let (seen, bias) = (&call.keys[row * seq..][..seq], call.bias_of(head));
     // The sink counts like a key of its own: it is the first that is seen.
     let (first_top, first_total) = call.sinks.get(head).map_or((f32::NEG_INFINITY, 0.0), |&sink| (sink, 1.0));
-    let mut scores = vec![0.0; BLOCK * BLOCK];
-    let mut sums = vec![0.0; BLOCK * d];
-    for i in (0..seq).step_by(BLOCK) {
-        let queries = BLOCK.min(seq - i);
-        let mut top = [first_top; BLOCK];
-        let mut total = [first_total; BLOCK];
+    let sizes = BlockSizes::of(call.shape);
+    scores.resize(sizes.keys * sizes.queries, 0.0);
+    sums.resize(sizes.queries * d, 0.0);
+    let [mut top, mut total, mut shrink] = [0.0; 3].map(|x| vec![x; sizes.queries]);
+    for i in (0..seq).step_by(sizes.queries) {
+        let queries = i..seq.min(i + sizes.queries);
+        top.fill(first_top);
+        total.fill(first_total);
         sums.fill(0.0);
-        for j in key_blocks(&seen[i..i + queries]) {
-            let keys = BLOCK.min(key_seq - j);
-            block_scores(&mut scores, call, [q, k, &bias], (i, queries), (j, keys));
-            for r in 0..queries {
-                let (from, to) = visible(&seen[i + r], j, keys);
-                let line = &mut scores[r * BLOCK..][..keys];
-                let peak = line[from..to].iter().fold(top[r], |a, &b| a.max(b));
-                let shrink = if top[r] == peak { 1.0 } else { exp(top[r] - peak) };
-                total[r] = total[r] * shrink + to_weights(line, from, to, peak);
-                top[r] = peak;
+        for block in blocks(seen, queries.clone(), sizes.keys, key_seq) {
+            let ([n, keys], first) = (block.sizes(), block.queries.start - i);
+            let here = first..first + n;
+            turned_scores(scores, call, [q, k, &bias], &block);
+            let shrink = &mut shrink[here.clone()];
+            to_weights(scores, &block, [&mut top[here.clone()], &mut total[here], shrink]);
+            let sums = &mut sums[first * d..];
+            for (sums, &shrink) in sums.chunks_exact_mut(d).zip(&*shrink) {
                 if shrink != 1.0 {
-                    sums[r * d..][..d].iter_mut().for_each(|x| *x *= shrink);
+                    sums.iter_mut().for_each(|x| *x *= shrink);
                 }
             }
-            let weights = View::new(&scores, queries, keys, BLOCK).rounded(call.in_bf16);
-            gemm_serial(&mut sums, d, weights, View::new(&v[j * d..], keys, d, d), ADD);
+            let weights = View::new(scores, keys, n, n).t().rounded(call.in_bf16);
+            gemm_serial(sums, d, weights, View::new(&v[block.keys.start * d..], keys, d, d), ADD);
         }
-        for r in 0..queries {
-            let token = row * seq + i + r;
+        for (r, token) in queries.map(|query| row * seq + query).enumerate() {
             // SAFETY: this head's columns of this row belong to this task.
-            let (to, lse) = unsafe {
-                (out.slice((token * call.shape.heads + head) * d, d), lse.slice(token * call.shape.heads + head, 1))
-            };
+            let (to, lse) = unsafe { (out.slice((token * heads + head) * d, d), lse.slice(token * heads + head, 1)) };
             // A query that sees no key gets nothing.
             let inverse = if total[r] > 0.0 { 1.0 / total[r] } else { 0.0 };
-            for (o, s) in to.iter_mut().zip(&sums[r * d..]) {
-                *o = s * inverse;
-            }
+            to.iter_mut().zip(&sums[r * d..]).for_each(|(o, s)| *o = s * inverse);
             lse[0] = top[r] + total[r].ln();
         }
     }
 }
 
-/// The starts of the key blocks that any of these queries sees.
-fn key_blocks(seen: &[[u32; 2]]) -> impl Iterator<Item = usize> + use<> {
-    // Bounds never fall, so the first query sees the earliest key of all, and the last query the latest.
-    let (first, end) = (seen[0][0] as usize, seen[seen.len() - 1][1] as usize);
-    (first / BLOCK * BLOCK..end).step_by(BLOCK)
-}
-
-/// Which keys of block `j` a query sees that sees these of its row, as a range within the block.
+/// The scores of a block, `[keys, queries]`.
 #[inline(always)]
-fn visible(&[start, end]: &[u32; 2], j: usize, keys: usize) -> (usize, usize) {
-    let from = (start as usize).saturating_sub(j).min(keys);
-    let to = (end as usize).saturating_sub(j).min(keys);
-    (from, to.max(from))
-}
-
-#[inline(always)]
-fn block_scores(
-    scores: &mut [f32],
-    call: &AttentionCall,
-    [q, k, bias]: [&[f32]; 3],
-    (i, queries): (usize, usize),
-    (j, keys): (usize, usize),
-) {
-    let d = call.shape.head_dim;
-    let (q, k) = (View::new(&q[i * d..], queries, d, d).rounded(call.in_bf16), View::new(&k[j * d..], keys, d, d));
-    gemm_serial(scores, BLOCK, q, k.t(), Into { alpha: call.shape.scale, accumulate: false });
+fn turned_scores(scores: &mut [f32], call: &AttentionCall, [q, k, bias]: [&[f32]; 3], block: &AttentionBlock) {
+    let (d, [n, keys]) = (call.shape.head_dim, block.sizes());
+    let k = View::new(&k[block.keys.start * d..], keys, d, d).rounded(call.in_bf16);
+    let q = View::new(&q[block.queries.start * d..], n, d, d);
+    gemm_serial(scores, n, k, q.t(), Into { alpha: call.shape.scale, accumulate: false });
     if !bias.is_empty() {
-        for (r, line) in scores.chunks_exact_mut(BLOCK).enumerate().take(queries) {
-            let bias = &bias[call.first_distance(i + r) + j..][..keys];
-            line[..keys].iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
+        // A query later, a key is as much nearer.
+        let nearest = call.first_distance(block.queries.end - 1);
+        for (key, line) in block.keys.clone().zip(scores.chunks_exact_mut(n)) {
+            line.iter_mut().rev().zip(&bias[nearest + key..]).for_each(|(score, bias)| *score += bias);
         }
     }
 }
 
-/// Turns scores into `exp(score - peak)`, zero where invisible; returns their sum.
+/// Scores of a block become weights, `exp(score - top)`, zero where invisible, with each query's `top` score so far; they are
+/// added to its `total`. `shrink` becomes the factor of what was found with an earlier top.
 #[inline(always)]
-pub(super) fn to_weights(line: &mut [f32], from: usize, to: usize, peak: f32) -> f32 {
-    line[..from].fill(0.0);
-    line[to..].fill(0.0);
-    let mut lanes = [0.0f32; 16];
-    let visible = &mut line[from..to];
-    let mut chunks = visible.chunks_exact_mut(16);
-    for chunk in &mut chunks {
-        for (x, lane) in chunk.iter_mut().zip(&mut lanes) {
-            *x = exp(*x - peak);
-            *lane += *x;
+fn to_weights(scores: &mut [f32], block: &AttentionBlock, [top, total, shrink]: [&mut [f32]; 3]) {
+    let (n, is_whole) = (block.queries.len(), block.is_whole());
+    let queries_of = |key| if is_whole { 0..n } else { block.queries_of(key) };
+    shrink.copy_from_slice(top);
+    for (key, line) in block.keys.clone().zip(scores.chunks_exact(n)) {
+        let some = queries_of(key - block.keys.start);
+        for (top, score) in top[some.clone()].iter_mut().zip(&line[some]) {
+            *top = if *score > *top { *score } else { *top };
         }
     }
-    let mut sum: f32 = lanes.iter().sum();
-    for x in chunks.into_remainder() {
-        *x = exp(*x - peak);
-        sum += *x;
+    for ((shrink, total), top) in shrink.iter_mut().zip(&mut *total).zip(&*top) {
+        *shrink = if *shrink == *top { 1.0 } else { exp(*shrink - *top) };
+        *total *= *shrink;
     }
-    sum
+    for (key, line) in block.keys.clone().zip(scores.chunks_exact_mut(n)) {
+        let some = queries_of(key - block.keys.start);
+        line[..some.start].fill(0.0);
+        line[some.end..].fill(0.0);
+        for ((x, top), total) in line[some.clone()].iter_mut().zip(&top[some.clone()]).zip(&mut total[some]) {
+            *x = exp(*x - *top);
+            *total += *x;
+        }
+    }
 }
 
 /// `dqkv [T, width]` from the forward's inputs and outputs and `dout [T, heads * head_dim]`.
@@ -251,7 +245,7 @@ fn backward(
         device,
         call,
         #[inline(always)]
-        |row, kv| {
+        |scratch, row, kv| {
             let k = load(call, of_k, k, (row, kv));
             let v = load(call, of_v, v, (row, kv));
             let (mut dk, mut dv) = (vec![0.0; key_seq * d], vec![0.0; key_seq * value_dim]);
@@ -259,7 +253,7 @@ fn backward(
                 let q = load(call, of_q, q, (row, head));
                 let mut dq = vec![0.0; seq * d];
                 let saved = SavedHead { out, lse, dout, row, head };
-                let own = backward_head(call, &saved, [&q, &k, &v], [&mut dq, &mut dk, &mut dv]);
+                let own = backward_head(call, &saved, [&q, &k, &v], [&mut dq, &mut dk, &mut dv], scratch);
                 own.store(call, (row, head), terms);
                 store(call, of_q, to_q, (row, head), &dq);
             }
@@ -303,62 +297,71 @@ fn backward_head(
     saved: &SavedHead,
     [q, k, v]: [&[f32]; 3],
     [dq, dk, dv]: [&mut [f32]; 3],
+    [p, dp]: &mut BlockPair,
 ) -> TermGradients {
     let AttentionSizes { head_dim: d, value_dim, seq, key_seq, heads, scale, .. } = call.shape;
     let (bias, sink, in_bf16) = (call.bias_of(saved.head), call.sinks.get(saved.head), call.in_bf16);
     let mut terms = TermGradients { bias: vec![0.0; bias.len()], sink: 0.0 };
     let seen = &call.keys[saved.row * seq..][..seq];
     let token = |t: usize| (saved.row * seq + t) * heads + saved.head;
-    let (mut p, mut dp) = (vec![0.0; BLOCK * BLOCK], vec![0.0; BLOCK * BLOCK]);
-    for i in (0..seq).step_by(BLOCK) {
-        let queries = BLOCK.min(seq - i);
-        let mut inner = [0.0f32; BLOCK];
-        for (r, x) in inner.iter_mut().enumerate().take(queries) {
-            let at = token(i + r) * value_dim;
-            *x = dot_stored(saved.out, at, &saved.dout[at..][..value_dim]);
+    let sizes = BlockSizes::of(call.shape);
+    p.resize(sizes.queries * sizes.keys, 0.0);
+    dp.resize(sizes.queries * sizes.keys, 0.0);
+    let mut inner = vec![0.0; sizes.queries];
+    for i in (0..seq).step_by(sizes.queries) {
+        let queries = i..seq.min(i + sizes.queries);
+        for (t, inner) in queries.clone().zip(&mut inner) {
+            *inner = dot_stored(saved.out, token(t) * value_dim, &saved.dout[token(t) * value_dim..][..value_dim]);
             // A sink's weight takes from every value: its gradient is of a key whose value is zero.
-            terms.sink -= sink.map_or(0.0, |sink| exp(sink - saved.lse[token(i + r)]) * *x);
+            terms.sink -= sink.map_or(0.0, |sink| exp(sink - saved.lse[token(t)]) * *inner);
         }
-        let dout =
-            View::new(&saved.dout[token(i) * value_dim..], queries, value_dim, heads * value_dim).rounded(in_bf16);
-        for j in key_blocks(&seen[i..i + queries]) {
-            let keys = BLOCK.min(key_seq - j);
-            block_scores(&mut p, call, [q, k, &bias], (i, queries), (j, keys));
-            gemm_serial(&mut dp, BLOCK, dout, View::new(&v[j * value_dim..], keys, value_dim, value_dim).t(), SET);
-            for r in 0..queries {
-                let (from, to) = visible(&seen[i + r], j, keys);
-                let (p, dp) = (&mut p[r * BLOCK..][..keys], &mut dp[r * BLOCK..][..keys]);
-                to_gradients(p, dp, (from, to), saved.lse[token(i + r)], inner[r], scale);
+        for block in blocks(seen, queries, sizes.keys, key_seq) {
+            let ([n, keys], first, j) = (block.sizes(), block.queries.start, block.keys.start);
+            let dout =
+                View::new(&saved.dout[token(first) * value_dim..], n, value_dim, heads * value_dim).rounded(in_bf16);
+            scores(p, call, [q, k, &bias], &block);
+            gemm_serial(dp, keys, dout, View::new(&v[j * value_dim..], keys, value_dim, value_dim).t(), SET);
+            for (r, t) in block.queries.clone().enumerate() {
+                let (p, dp) = (&mut p[r * keys..][..keys], &mut dp[r * keys..][..keys]);
+                to_gradients(p, dp, block.keys_of(r), saved.lse[token(t)], inner[t - i], scale);
                 if !bias.is_empty() {
-                    let sums = &mut terms.bias[call.first_distance(i + r) + j..][..keys];
+                    let sums = &mut terms.bias[call.first_distance(t) + j..][..keys];
                     sums.iter_mut().zip(&*dp).for_each(|(sum, d)| *sum += d / scale);
                 }
             }
-            let p = View::new(&p, queries, keys, BLOCK);
-            let ds = View::new(&dp, queries, keys, BLOCK).rounded(in_bf16);
+            let p = View::new(p, n, keys, keys);
+            let ds = View::new(dp, n, keys, keys).rounded(in_bf16);
             gemm_serial(&mut dv[j * value_dim..], value_dim, p.t(), dout, ADD);
-            gemm_serial(&mut dq[i * d..], d, ds, View::new(&k[j * d..], keys, d, d), ADD);
-            gemm_serial(&mut dk[j * d..], d, ds.t(), View::new(&q[i * d..], queries, d, d), ADD);
+            gemm_serial(&mut dq[first * d..], d, ds, View::new(&k[j * d..], keys, d, d), ADD);
+            gemm_serial(&mut dk[j * d..], d, ds.t(), View::new(&q[first * d..], n, d, d), ADD);
         }
     }
     terms
 }
 
+/// The scores of a block, `[queries, keys]`.
+#[inline(always)]
+fn scores(scores: &mut [f32], call: &AttentionCall, [q, k, bias]: [&[f32]; 3], block: &AttentionBlock) {
+    let (d, [n, keys]) = (call.shape.head_dim, block.sizes());
+    let q = View::new(&q[block.queries.start * d..], n, d, d).rounded(call.in_bf16);
+    let k = View::new(&k[block.keys.start * d..], keys, d, d);
+    gemm_serial(scores, keys, q, k.t(), Into { alpha: call.shape.scale, accumulate: false });
+    if !bias.is_empty() {
+        for (query, line) in block.queries.clone().zip(scores.chunks_exact_mut(keys)) {
+            let bias = &bias[call.first_distance(query) + block.keys.start..][..keys];
+            line.iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
+        }
+    }
+}
+
 /// Scores become probabilities in place, their gradients become the scores' gradients.
 #[inline(always)]
-pub(super) fn to_gradients(
-    p: &mut [f32],
-    dp: &mut [f32],
-    (from, to): (usize, usize),
-    lse: f32,
-    inner: f32,
-    scale: f32,
-) {
+pub(super) fn to_gradients(p: &mut [f32], dp: &mut [f32], seen: Range<usize>, lse: f32, inner: f32, scale: f32) {
     for line in [&mut *p, &mut *dp] {
-        line[..from].fill(0.0);
-        line[to..].fill(0.0);
+        line[..seen.start].fill(0.0);
+        line[seen.end..].fill(0.0);
     }
-    for (p, dp) in p[from..to].iter_mut().zip(&mut dp[from..to]) {
+    for (p, dp) in p[seen.clone()].iter_mut().zip(&mut dp[seen]) {
         *p = exp(*p - lse);
         *dp = *p * (*dp - inner) * scale;
     }
@@ -372,9 +375,4 @@ pub(super) fn dot_stored(a: StoredRef, at: usize, b: &[f32]) -> f32 {
         StoredRef::Bf16(a) => dot(&a[at..][..b.len()], b),
         StoredRef::U32(_) => unreachable!("results are no indices"),
     }
-}
-
-#[inline(always)]
-fn dot<T: StoredNumber>(a: &[T], b: &[f32]) -> f32 {
-    a.iter().zip(b).map(|(x, y)| x.wide() * y).sum()
 }

@@ -2,7 +2,7 @@
 
 use super::attention_call::{AttentionSizes, turn};
 use super::relative_attention::RelativeAttentionSizes;
-use super::rows::dot;
+use super::rows::{dot, largest};
 use crate::device::Device;
 
 pub(crate) fn attend_cached(
@@ -87,7 +87,7 @@ pub(crate) fn relative_attend_cached(
 
 /// The mean of rows, each weighted by its softmaxed score.
 fn weigh<'a>(scores: &[f32], rows: impl Iterator<Item = &'a [f32]>, out: &mut [f32]) {
-    let top = scores.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+    let top = largest(scores, f32::NEG_INFINITY);
     let weights: Vec<f32> = scores.iter().map(|s| (s - top).exp()).collect();
     let total: f32 = weights.iter().sum();
     out.fill(0.0);

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::math::exp;
-use super::rows::{for_rows, for_rows2};
+use super::rows::{for_rows, for_rows2, largest};
 use crate::device::Device;
 
 /// Targets that do not count.
@@ -157,14 +157,7 @@ pub(crate) fn total(_: &Device, out: &mut [f32], losses: &[f32], block: usize, s
 /// Logits become `exp(logit - top)` in place; returns the top and the sum.
 #[inline(always)]
 fn to_exponential(line: &mut [f32]) -> (f32, f32) {
-    let mut tops = [f32::NEG_INFINITY; 16];
-    let mut chunks = line.chunks_exact(16);
-    for chunk in &mut chunks {
-        for (top, x) in tops.iter_mut().zip(chunk) {
-            *top = if *x > *top { *x } else { *top };
-        }
-    }
-    let top = tops.iter().chain(chunks.remainder()).fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+    let top = largest(line, f32::NEG_INFINITY);
     let mut lanes = [0.0f32; 16];
     let mut chunks = line.chunks_exact_mut(16);
     for chunk in &mut chunks {

@@ -8,6 +8,7 @@
 pub(crate) mod activation;
 pub(crate) mod adamw;
 pub(crate) mod attention;
+mod attention_blocks;
 pub(crate) mod attention_call;
 #[cfg(target_arch = "x86_64")]
 mod bgemm;

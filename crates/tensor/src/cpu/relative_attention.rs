@@ -10,13 +10,16 @@
 
 use std::ops::Range;
 
-use super::attention::{BLOCK, dot_stored, to_gradients, to_weights};
+use super::attention::{dot_stored, to_gradients};
 use super::attention_call::Shared;
 use super::gemm::{ADD, Into, SET, View, gemm_serial};
 use super::math::exp;
-use super::rows::{for_rows, simd};
+use super::rows::{for_rows, largest, simd, sum};
 use super::stored::{StoredNumber, StoredRef, as_numbers};
 use crate::device::Device;
+
+/// Queries and keys of a block.
+const BLOCK: usize = 64;
 
 /// Sizes of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -220,7 +223,7 @@ fn forward_head(head: &HeadOperands, out: Shared, lse: Shared) {
             for r in 0..queries {
                 let (from, _, to) = head.visible(i + r, j, keys);
                 let line = &mut scores[r * BLOCK..][..keys];
-                let peak = line[from..to].iter().fold(top[r], |a, &b| a.max(b));
+                let peak = largest(&line[from..to], top[r]);
                 let shrink = if top[r] == peak { 1.0 } else { exp(top[r] - peak) };
                 total[r] = total[r] * shrink + to_weights(line, from, to, peak);
                 top[r] = peak;
@@ -239,6 +242,15 @@ fn forward_head(head: &HeadOperands, out: Shared, lse: Shared) {
             lse[0] = top[r] + total[r].ln();
         }
     }
+}
+
+/// Turns scores into `exp(score - peak)`, zero where invisible; returns their sum.
+#[inline(always)]
+fn to_weights(line: &mut [f32], from: usize, to: usize, peak: f32) -> f32 {
+    line[..from].fill(0.0);
+    line[to..].fill(0.0);
+    line[from..to].iter_mut().for_each(|x| *x = exp(*x - peak));
+    sum(&line[from..to])
 }
 
 /// Gradients of one head of one batch row, laid out as in [`HeadOperands`].
@@ -340,7 +352,7 @@ fn backward_head(head: &HeadOperands, out: StoredRef, lse: &[f32], dout: &[f32])
                 let (p, dp) = (&mut p[r * BLOCK..][..keys], &mut dp[r * BLOCK..][..keys]);
                 let at = token(i + r);
                 let inner = dot_stored(out, at * d, &dout[at * d..][..d]);
-                to_gradients(p, dp, (from, to), lse[at], inner, shape.scale());
+                to_gradients(p, dp, from..to, lse[at], inner, shape.scale());
             }
             content_slopes(head, &mut slopes, [&p, &dp], upstream, ((i, queries), (j, keys)));
             position_slopes(head, &mut slopes, &mut diagonals, &dp, ((i, queries), (j, keys)));

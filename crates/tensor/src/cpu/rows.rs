@@ -150,6 +150,17 @@ pub(crate) fn sum<T: StoredNumber>(x: &[T]) -> f32 {
     rest.iter().map(|x| x.wide()).sum::<f32>() + lanes.iter().sum::<f32>()
 }
 
+/// The largest of x and `least`, likewise.
+#[inline(always)]
+pub(crate) fn largest(x: &[f32], least: f32) -> f32 {
+    let mut lanes = [least; 16];
+    let (chunks, rest) = x.as_chunks::<16>();
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane = if *x > *lane { *x } else { *lane });
+    }
+    lanes.iter().chain(rest).fold(least, |a, &b| a.max(b))
+}
+
 /// The sum of `(x - mean)^2`, likewise.
 #[inline(always)]
 pub(crate) fn squares_about<T: StoredNumber>(x: &[T], mean: f32) -> f32 {

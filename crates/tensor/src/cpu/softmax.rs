@@ -1,7 +1,7 @@
 //! Softmax and log-sum-exp, row by row.
 
 use super::math::exp;
-use super::rows::{dot, for_rows};
+use super::rows::{dot, for_rows, largest, sum};
 use crate::device::Device;
 
 pub(crate) fn softmax(device: &Device, out: &mut [f32], x: &[f32], width: usize) {
@@ -49,7 +49,7 @@ pub(crate) fn log_sum_exp(device: &Device, lse: &mut [f32], x: &[f32], width: us
         #[inline(always)]
         |first, run| {
             for (lse, x) in run.iter_mut().zip(x[first * width..].chunks_exact(width)) {
-                let top = x.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+                let top = largest(x, f32::NEG_INFINITY);
                 let mut sum = 0.0;
                 for x in x {
                     sum += exp(x - top);
@@ -96,12 +96,8 @@ pub(crate) fn weighted_squares_back(
 
 #[inline(always)]
 fn softmax_row(out: &mut [f32], x: &[f32]) {
-    let top = x.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
-    let mut sum = 0.0;
-    for (o, x) in out.iter_mut().zip(x) {
-        *o = exp(x - top);
-        sum += *o;
-    }
-    let inverse = 1.0 / sum;
+    let top = largest(x, f32::NEG_INFINITY);
+    out.iter_mut().zip(x).for_each(|(o, x)| *o = exp(x - top));
+    let inverse = 1.0 / sum(out);
     out.iter_mut().for_each(|o| *o *= inverse);
 }

@@ -745,6 +745,8 @@ fn attention() {
         attention_case(4, 2, 8, &[&[70, 80], &[150]], true),
         attention_case(2, 2, 16, &[&[130, 70], &[63, 1, 65, 71], &[200]], false),
         attention_case(4, 1, 32, &[&[10, 3, 130, 7]], true),
+        // More than one block of queries, of which a part sees keys of a block.
+        attention_case(2, 1, 6, &[&[275, 90, 160]], true),
         // Heads that do not fit an accelerator's shared memory at once.
         attention_case(2, 1, 70, &[&[60, 10]], true),
     ];
@@ -756,6 +758,29 @@ fn attention() {
         check(from_ref(&x), tolerance, |v| attend(&v[0], &case), |v| case.forward(&v[0]));
         // Scores and weighted values; back once more, and the scores' gradients times keys or queries.
         check_bf16_chain(3, &[x], |v| attend(&v[0], &case), |v| case.forward(&v[0]));
+    }
+}
+
+/// Long rows are computed in larger blocks; texts that lie one behind the other in one are those of shorter rows.
+#[test]
+fn attention_in_long_rows() {
+    for causal in [true, false] {
+        let short = r::Attention { causal, ..attention_case(2, 1, 8, &[&[700], &[700], &[700]], true) };
+        let long = r::Attention { causal, ..attention_case(2, 1, 8, &[&[700, 700, 700]], true) };
+        let (x, weights) = (random(&[2100, short.width()], 1), random(&[2100, 16], 2));
+        on_devices(|device| {
+            let [short, long] = [&short, &long].map(|case| {
+                let tape = Tape::new(device);
+                let x = tape.leaf(tensor(device, &x));
+                let y = attend(&x, case);
+                let gradients = tape.backward(&y.dot_constant(tensor(device, &weights)));
+                [y.value().to_vec(), gradient_of(&gradients, &x)]
+            });
+            // Sums over keys, and in a key's gradient over the queries of both heads.
+            let tolerance = rounding(8 + 2 * 700);
+            all_near("texts in a long row", &long[0], &short[0], tolerance);
+            all_near("gradients of texts in a long row", &long[1], &short[1], tolerance);
+        });
     }
 }
 
