@@ -383,6 +383,35 @@ mod tests {
         assert_eq!((behind, ahead), (Vec::new(), Vec::new()));
     }
 
+    /// A plan is that of the rank with the most to do: of ways between nodes, of one that speaks to another node.
+    #[test]
+    fn nobody_sends_more_than_the_fullest_rank() {
+        for (ranks, per_node) in [(4, 2), (8, 2), (8, 4)] {
+            for way in ["direct", "two_level", "two_d"] {
+                let mesh = [
+                    format!("parallel.ranks={ranks}"),
+                    format!("parallel.expert={ranks}"),
+                    format!("moe.experts={ranks}"),
+                ];
+                let link = format!("parallel.node_link={{ranks_per_node={per_node},latency_us=1,gbytes_per_s=1}}");
+                let way = format!("parallel.all_to_all={way}");
+                let set: Vec<&str> = mesh.iter().chain([&link, &way]).map(String::as_str).collect();
+                let task = task("quickstart.toml", &set);
+                let crossing = |rank: usize| {
+                    let sent = traffic(&step(&task, rank, &Load::Even { imbalance: 1.0 }).messages);
+                    let of =
+                        |(axis, collective): &(Axis, _)| axis.name() == "expert" && *collective == Collective::AllToAll;
+                    sent.iter().filter(|(key, _)| of(key)).map(|(_, sent)| sent.bytes).sum::<u64>()
+                };
+                let all: Vec<u64> = (0..ranks).map(crossing).collect();
+                assert!(
+                    all[task.fullest()] > 0 && all.iter().all(|&sent| sent <= all[task.fullest()]),
+                    "{set:?}: {all:?}"
+                );
+            }
+        }
+    }
+
     /// Each part of the model has its own arithmetic: by hand, of a decoder of known sizes.
     #[test]
     fn work_is_booked_to_the_part_that_does_it() {

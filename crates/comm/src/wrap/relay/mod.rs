@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   nodes {0 1} {2 3}       two_d                               two_level
-//!   what 0 sends to 2, 3    0 ═▶ 2 ─▶ 3                         0 ─▶ 1 ═▶ 2 ─▶ 3
-//!   what 1 sends to 2, 3    1 ═▶ 3 ─▶ 2                              1 ═▶ 2 ─▶ 3
+//!   what 0 sends to 2, 3    0 ═▶ 2 ─▶ 3                         0 ─▶ 1 ═▶ 3 ─▶ 2
+//!   what 1 sends to 2, 3    1 ═▶ 3 ─▶ 2                              1 ═▶ 3 ─▶ 2
 //!   crossing ═▶             a message a rank and other node     a message a node and other node
 //!   within ─▶               once                                before and after
 //! ```

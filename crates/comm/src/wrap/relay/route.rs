@@ -78,7 +78,8 @@ impl Geography<'_> {
         let is_near = self.nodes[from] == self.nodes[to];
         // Of ranks of another node, one for each rank here, dealt out evenly; and for each pair of nodes, one on either.
         let place = here.iter().position(|rank| *rank == from).expect("a rank is on its node");
-        let speaker = |ranks: &[usize], other: usize| ranks[self.steps(ranks[0], other) % ranks.len()];
+        let speaker =
+            |ranks: &[usize], other: usize| ranks[ranks.len() - 1 - self.steps(ranks[0], other) % ranks.len()];
         match (way, legs) {
             (_, 0) => from,
             (NodeWay::TwoD, 1) => {
@@ -106,8 +107,8 @@ impl Geography<'_> {
         }
     }
 
-    /// Nodes between those of two ranks, going round. So the first rank of a node speaks to the next, and no other speaks to
-    /// more: what is planned of it holds for all.
+    /// Nodes between those of two ranks, going round. So the last rank of a node speaks to the next, and no other speaks to
+    /// more: what is planned of the last rank holds for all.
     fn steps(&self, from: usize, to: usize) -> usize {
         let [from, to] = [from, to].map(|rank| self.number(self.nodes[rank]));
         (to + self.members.len() - from - 1) % self.members.len()
