@@ -8,20 +8,31 @@
 use std::ops::Range;
 
 use crate::cpu::attention_blocks::{AttentionBlock, BlockSizes, blocks};
-use crate::cpu::attention_call::{AttentionCall, AttentionSizes, Shared, load, store};
+use crate::cpu::attention_call::{AttentionCall, AttentionSizes, HeadMatrix, Shared, store};
 use crate::cpu::gemm::{ADD, Into, SET, View, gemm_serial};
 use crate::cpu::math::exp;
 use crate::cpu::rows::{dot, simd};
 use crate::cpu::stored::StoredRef;
 use crate::device::Device;
 
+/// Memory of a thread, used for one head after the other.
+struct HeadScratch {
+    q: HeadMatrix,
+    k: HeadMatrix,
+    v: HeadMatrix,
+    /// Their gradients.
+    slopes: [Vec<f32>; 3],
+    block: BlockPair,
+}
+
 /// Two matrices of a block.
 type BlockPair = [Vec<f32>; 2];
 
-/// One (batch row, kv head) after the other, spread over the device's threads, of which each has its scratch.
-fn for_tasks(device: &Device, call: &AttentionCall, f: impl Fn(&mut BlockPair, usize, usize) + Sync) {
+/// One (batch row, kv head) after the other, spread over the device's threads.
+fn for_tasks(device: &Device, call: &AttentionCall, f: impl Fn(&mut HeadScratch, usize, usize) + Sync) {
     device.for_ranges(call.shape.rows * call.shape.kv_heads, 1, |range| {
-        let mut scratch = BlockPair::default();
+        let [q, k, v] = [(); 3].map(|()| HeadMatrix::new(call.in_bf16));
+        let mut scratch = HeadScratch { q, k, v, slopes: Default::default(), block: Default::default() };
         for task in range {
             simd(
                 #[inline(always)]
@@ -77,11 +88,11 @@ fn forward(device: &Device, call: &AttentionCall, [q, k, v]: [StoredRef; 3], [ou
         call,
         #[inline(always)]
         |scratch, row, kv| {
-            let k = load(call, of_k, k, (row, kv));
-            let v = load(call, of_v, v, (row, kv));
+            scratch.k.load(call, of_k, k, (row, kv));
+            scratch.v.load(call, of_v, v, (row, kv));
             for head in kv * call.group()..(kv + 1) * call.group() {
-                let q = load(call, of_q, q, (row, head));
-                forward_head(call, (row, head), [&q, &k, &v], (out, lse), scratch);
+                scratch.q.load(call, of_q, q, (row, head));
+                forward_head(call, (row, head), scratch, (out, lse));
             }
         },
     );
@@ -92,9 +103,8 @@ fn forward(device: &Device, call: &AttentionCall, [q, k, v]: [StoredRef; 3], [ou
 fn forward_head(
     call: &AttentionCall,
     (row, head): (usize, usize),
-    [q, k, v]: [&[f32]; 3],
+    HeadScratch { q, k, v, block: [scores, sums], .. }: &mut HeadScratch,
     (out, lse): (Shared, Shared),
-    [scores, sums]: &mut BlockPair,
 ) {
     let AttentionSizes { value_dim: d, seq, key_seq, heads, .. } = call.shape;
     let (seen, bias) = (&call.keys[row * seq..][..seq], call.bias_of(head));
@@ -112,7 +122,7 @@ fn forward_head(
         for block in blocks(seen, queries.clone(), sizes.keys, key_seq) {
             let ([n, keys], first) = (block.sizes(), block.queries.start - i);
             let here = first..first + n;
-            turned_scores(scores, call, [q, k, &bias], &block);
+            turned_scores(scores, call, ([q, k], &bias), &block);
             let shrink = &mut shrink[here.clone()];
             to_weights(scores, &block, [&mut top[here.clone()], &mut total[here], shrink]);
             let sums = &mut sums[first * d..];
@@ -121,8 +131,7 @@ fn forward_head(
                     sums.iter_mut().for_each(|x| *x *= shrink);
                 }
             }
-            let weights = View::new(scores, keys, n, n).t().rounded(call.in_bf16);
-            gemm_serial(sums, d, weights, View::new(&v[block.keys.start * d..], keys, d, d), ADD);
+            gemm_serial(sums, d, View::new(scores, keys, n, n).t(), v.rows(block.keys.clone()), ADD);
         }
         for (r, token) in queries.map(|query| row * seq + query).enumerate() {
             // SAFETY: this head's columns of this row belong to this task.
@@ -137,10 +146,14 @@ fn forward_head(
 
 /// The scores of a block, `[keys, queries]`.
 #[inline(always)]
-fn turned_scores(scores: &mut [f32], call: &AttentionCall, [q, k, bias]: [&[f32]; 3], block: &AttentionBlock) {
-    let (d, [n, keys]) = (call.shape.head_dim, block.sizes());
-    let k = View::new(&k[block.keys.start * d..], keys, d, d).rounded(call.in_bf16);
-    let q = View::new(&q[block.queries.start * d..], n, d, d);
+fn turned_scores(
+    scores: &mut [f32],
+    call: &AttentionCall,
+    ([q, k], bias): ([&HeadMatrix; 2], &[f32]),
+    block: &AttentionBlock,
+) {
+    let [n, _] = block.sizes();
+    let (q, k) = (q.rows(block.queries.clone()), k.rows(block.keys.clone()));
     gemm_serial(scores, n, k, q.t(), Into { alpha: call.shape.scale, accumulate: false });
     if !bias.is_empty() {
         // A query later, a key is as much nearer.
@@ -246,19 +259,23 @@ fn backward(
         call,
         #[inline(always)]
         |scratch, row, kv| {
-            let k = load(call, of_k, k, (row, kv));
-            let v = load(call, of_v, v, (row, kv));
-            let (mut dk, mut dv) = (vec![0.0; key_seq * d], vec![0.0; key_seq * value_dim]);
+            let zeros = |slopes: &mut Vec<f32>, len: usize| {
+                slopes.clear();
+                slopes.resize(len, 0.0);
+            };
+            scratch.k.load(call, of_k, k, (row, kv));
+            scratch.v.load(call, of_v, v, (row, kv));
+            zeros(&mut scratch.slopes[1], key_seq * d);
+            zeros(&mut scratch.slopes[2], key_seq * value_dim);
             for head in kv * call.group()..(kv + 1) * call.group() {
-                let q = load(call, of_q, q, (row, head));
-                let mut dq = vec![0.0; seq * d];
-                let saved = SavedHead { out, lse, dout, row, head };
-                let own = backward_head(call, &saved, [&q, &k, &v], [&mut dq, &mut dk, &mut dv], scratch);
+                scratch.q.load(call, of_q, q, (row, head));
+                zeros(&mut scratch.slopes[0], seq * d);
+                let own = backward_head(call, &SavedHead { out, lse, dout, row, head }, scratch);
                 own.store(call, (row, head), terms);
-                store(call, of_q, to_q, (row, head), &dq);
+                store(call, of_q, to_q, (row, head), &scratch.slopes[0]);
             }
-            store(call, of_k, to_k, (row, kv), &dk);
-            store(call, of_v, to_v, (row, kv), &dv);
+            store(call, of_k, to_k, (row, kv), &scratch.slopes[1]);
+            store(call, of_v, to_v, (row, kv), &scratch.slopes[2]);
         },
     );
 }
@@ -295,9 +312,7 @@ impl TermGradients {
 fn backward_head(
     call: &AttentionCall,
     saved: &SavedHead,
-    [q, k, v]: [&[f32]; 3],
-    [dq, dk, dv]: [&mut [f32]; 3],
-    [p, dp]: &mut BlockPair,
+    HeadScratch { q, k, v, slopes: [dq, dk, dv], block: [p, dp] }: &mut HeadScratch,
 ) -> TermGradients {
     let AttentionSizes { head_dim: d, value_dim, seq, key_seq, heads, scale, .. } = call.shape;
     let (bias, sink, in_bf16) = (call.bias_of(saved.head), call.sinks.get(saved.head), call.in_bf16);
@@ -319,8 +334,8 @@ fn backward_head(
             let ([n, keys], first, j) = (block.sizes(), block.queries.start, block.keys.start);
             let dout =
                 View::new(&saved.dout[token(first) * value_dim..], n, value_dim, heads * value_dim).rounded(in_bf16);
-            scores(p, call, [q, k, &bias], &block);
-            gemm_serial(dp, keys, dout, View::new(&v[j * value_dim..], keys, value_dim, value_dim).t(), SET);
+            scores(p, call, ([q, k], &bias), &block);
+            gemm_serial(dp, keys, dout, v.rows(block.keys.clone()).t(), SET);
             for (r, t) in block.queries.clone().enumerate() {
                 let (p, dp) = (&mut p[r * keys..][..keys], &mut dp[r * keys..][..keys]);
                 to_gradients(p, dp, block.keys_of(r), saved.lse[token(t)], inner[t - i], scale);
@@ -330,10 +345,10 @@ fn backward_head(
                 }
             }
             let p = View::new(p, n, keys, keys);
-            let ds = View::new(dp, n, keys, keys).rounded(in_bf16);
+            let ds = View::new(dp, n, keys, keys);
             gemm_serial(&mut dv[j * value_dim..], value_dim, p.t(), dout, ADD);
-            gemm_serial(&mut dq[first * d..], d, ds, View::new(&k[j * d..], keys, d, d), ADD);
-            gemm_serial(&mut dk[j * d..], d, ds.t(), View::new(&q[first * d..], n, d, d), ADD);
+            gemm_serial(&mut dq[first * d..], d, ds, k.rows(block.keys.clone()), ADD);
+            gemm_serial(&mut dk[j * d..], d, ds.t(), q.rows(block.queries.clone()), ADD);
         }
     }
     terms
@@ -341,10 +356,14 @@ fn backward_head(
 
 /// The scores of a block, `[queries, keys]`.
 #[inline(always)]
-fn scores(scores: &mut [f32], call: &AttentionCall, [q, k, bias]: [&[f32]; 3], block: &AttentionBlock) {
-    let (d, [n, keys]) = (call.shape.head_dim, block.sizes());
-    let q = View::new(&q[block.queries.start * d..], n, d, d).rounded(call.in_bf16);
-    let k = View::new(&k[block.keys.start * d..], keys, d, d);
+fn scores(
+    scores: &mut [f32],
+    call: &AttentionCall,
+    ([q, k], bias): ([&HeadMatrix; 2], &[f32]),
+    block: &AttentionBlock,
+) {
+    let [_, keys] = block.sizes();
+    let (q, k) = (q.rows(block.queries.clone()), k.rows(block.keys.clone()));
     gemm_serial(scores, keys, q, k.t(), Into { alpha: call.shape.scale, accumulate: false });
     if !bias.is_empty() {
         for (query, line) in block.queries.clone().zip(scores.chunks_exact_mut(keys)) {

@@ -1,6 +1,11 @@
 //! What one attention call works on: sizes, masks and positions, and where the heads of its matrices lie.
 
-use crate::cpu::rows::prefetch_run;
+use std::ops::Range;
+
+use half::bf16;
+
+use crate::cpu::gemm::{Numbers, View};
+use crate::cpu::rows::{prefetch_run, put_line};
 use crate::cpu::stored::{StoredNumber, StoredRef};
 
 /// Which two of the numbers that turn with positions turn together.
@@ -143,43 +148,67 @@ impl Shared {
 /// Tokens to look ahead: one head's columns of the next token lie in another page.
 const AHEAD: usize = 4;
 
-/// One head's columns of one batch row as `[seq, head_dim]`, rotated by position if they are queries or keys.
-#[inline(always)]
-pub(super) fn load(call: &AttentionCall, lines: HeadLines, from: StoredRef, place: (usize, usize)) -> Vec<f32> {
-    match from {
-        StoredRef::F32(from) => load_from(call, lines, from, place),
-        StoredRef::Bf16(from) => load_from(call, lines, from, place),
-        StoredRef::U32(_) => unreachable!("heads are no indices"),
+/// One head's columns of one batch row, `[seq, dim]`, as products take them: rounded once, if they multiply bf16.
+pub(super) struct HeadMatrix {
+    numbers: HeadNumbers,
+    dim: usize,
+}
+
+enum HeadNumbers {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+}
+
+impl HeadMatrix {
+    pub(super) fn new(in_bf16: bool) -> HeadMatrix {
+        let numbers = if in_bf16 { HeadNumbers::Bf16(Vec::new()) } else { HeadNumbers::F32(Vec::new()) };
+        HeadMatrix { numbers, dim: 0 }
+    }
+
+    pub(super) fn rows(&self, rows: Range<usize>) -> View<'_> {
+        let numbers = match &self.numbers {
+            HeadNumbers::F32(numbers) => Numbers::F32(numbers),
+            HeadNumbers::Bf16(numbers) => Numbers::Bf16(numbers),
+        };
+        View::of(numbers.tail(rows.start * self.dim), rows.len(), self.dim, self.dim)
+    }
+
+    /// Takes the place of what was there; rotated by position if they are queries or keys.
+    #[inline(always)]
+    pub(super) fn load(&mut self, call: &AttentionCall, lines: HeadLines, from: StoredRef, place: (usize, usize)) {
+        self.dim = lines.dim;
+        match (&mut self.numbers, from) {
+            (HeadNumbers::F32(to), StoredRef::F32(from)) => load_from(to, call, lines, from, place),
+            (HeadNumbers::F32(to), StoredRef::Bf16(from)) => load_from(to, call, lines, from, place),
+            (HeadNumbers::Bf16(to), StoredRef::F32(from)) => load_from(to, call, lines, from, place),
+            (HeadNumbers::Bf16(to), StoredRef::Bf16(from)) => load_from(to, call, lines, from, place),
+            (_, StoredRef::U32(_)) => unreachable!("heads are no indices"),
+        }
     }
 }
 
 #[inline(always)]
-fn load_from<T: StoredNumber>(
+fn load_from<O: StoredNumber, T: StoredNumber>(
+    to: &mut Vec<O>,
     call: &AttentionCall,
     lines: HeadLines,
     from: &[T],
     (row, head): (usize, usize),
-) -> Vec<f32> {
+) {
     let (d, column) = (lines.dim, lines.column + head * lines.dim);
-    let mut to = vec![0.0; lines.seq * d];
+    to.resize(lines.seq * d, O::of(0.0));
     for (t, line) in to.chunks_exact_mut(d).enumerate() {
         let token = row * lines.seq + t;
         let from = &from[token * lines.width + column..][..d];
         prefetch_run(from.as_ptr().wrapping_add(AHEAD * lines.width).cast(), d * size_of::<T>() / size_of::<f32>());
         match lines.rotates {
             true => turn(line, from, call.rotary, token, &call.shape, 1.0),
-            false => widen_line(line, from),
+            false => put_line(line, from, false),
         }
     }
-    to
 }
 
-#[inline(always)]
-fn widen_line<T: StoredNumber>(to: &mut [f32], from: &[T]) {
-    to.iter_mut().zip(from).for_each(|(to, from)| *to = from.wide());
-}
-
-/// The adjoint of [`load`].
+/// The adjoint of [`HeadMatrix::load`].
 #[inline(always)]
 pub(super) fn store(call: &AttentionCall, lines: HeadLines, to: Shared, (row, head): (usize, usize), from: &[f32]) {
     let (d, column) = (lines.dim, lines.column + head * lines.dim);
@@ -197,8 +226,8 @@ pub(super) fn store(call: &AttentionCall, lines: HeadLines, to: Shared, (row, he
 
 /// Turns the last `rotary_dim` numbers of a head by the angles of token `t`, or back with `sign` -1; the others stay.
 #[inline(always)]
-pub(crate) fn turn<T: StoredNumber>(
-    to: &mut [f32],
+pub(crate) fn turn<O: StoredNumber, T: StoredNumber>(
+    to: &mut [O],
     from: &[T],
     [cos, sin]: [&[f32]; 2],
     t: usize,
@@ -206,7 +235,7 @@ pub(crate) fn turn<T: StoredNumber>(
     sign: f32,
 ) {
     let (half, still) = (shape.rotary_dim / 2, from.len() - shape.rotary_dim);
-    widen_line(&mut to[..still], &from[..still]);
+    put_line(&mut to[..still], &from[..still], false);
     let (to, from) = (&mut to[still..], &from[still..]);
     let angles = [cos, sin].map(|table| &table[t * half..][..half]);
     match shape.pairs {
@@ -217,7 +246,7 @@ pub(crate) fn turn<T: StoredNumber>(
 
 /// The pairs (x[i], x[i + d/2]).
 #[inline(always)]
-fn turn_halves<T: StoredNumber>(to: &mut [f32], from: &[T], [cos, sin]: [&[f32]; 2], sign: f32) {
+fn turn_halves<O: StoredNumber, T: StoredNumber>(to: &mut [O], from: &[T], [cos, sin]: [&[f32]; 2], sign: f32) {
     let half = from.len() / 2;
     let ((low, high), (x, y)) = (to.split_at_mut(half), from.split_at(half));
     // Slices of one length: the loop then needs no checks and becomes vector code.
@@ -225,18 +254,18 @@ fn turn_halves<T: StoredNumber>(to: &mut [f32], from: &[T], [cos, sin]: [&[f32];
     for i in 0..half {
         let s = sin[i] * sign;
         let (x, y) = (x[i].wide(), y[i].wide());
-        low[i] = x * cos[i] - y * s;
-        high[i] = y * cos[i] + x * s;
+        low[i] = O::of(x * cos[i] - y * s);
+        high[i] = O::of(y * cos[i] + x * s);
     }
 }
 
 /// The pairs (x[2 i], x[2 i + 1]).
 #[inline(always)]
-fn turn_neighbours<T: StoredNumber>(to: &mut [f32], from: &[T], [cos, sin]: [&[f32]; 2], sign: f32) {
+fn turn_neighbours<O: StoredNumber, T: StoredNumber>(to: &mut [O], from: &[T], [cos, sin]: [&[f32]; 2], sign: f32) {
     let pairs = to.as_chunks_mut().0.iter_mut().zip(from.as_chunks().0);
     for (([low, high], [x, y]), (cos, sin)) in pairs.zip(cos.iter().zip(sin)) {
         let (s, x, y) = (sin * sign, x.wide(), y.wide());
-        *low = x * cos - y * s;
-        *high = y * cos + x * s;
+        *low = O::of(x * cos - y * s);
+        *high = O::of(y * cos + x * s);
     }
 }
