@@ -36,7 +36,7 @@ SKEWED = [*EXPERTS, "moe.balance_weight=0"]
 CASES = {
     "smart schedule": (EXPERTS, ["moe.schedule=plain"], ["moe.schedule=smart"]),
     "overlapped gradients": (EXPERTS, ["parallel.overlap=false"], ["parallel.overlap=true"]),
-    "16-bit rows": (EXPERTS, ["train.dtype=f32"], ["train.dtype=bf16"]),
+    "training in bf16": (EXPERTS, ["train.dtype=f32"], ["train.dtype=bf16"]),
     "duplicates dropped (DTD)": (SLICES, ["moe.drop_duplicates=false"], ["moe.drop_duplicates=true"]),
     "communication kept (CAC)": ([*EXPERTS, *BLOCKS], ["memory.keep_communication=false"],
                                  ["memory.keep_communication=true"]),

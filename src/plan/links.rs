@@ -6,6 +6,7 @@
 //! nothing else over the group itself, and the rest within its nodes.
 
 use guildhall_comm::Collective;
+use guildhall_comm::wrap::NodeWay;
 
 use super::books::PlannedTraffic;
 use super::devices::Machine;
@@ -24,13 +25,25 @@ pub fn message(
     let leaving = match (axis, collective) {
         (Axis::ExpertNode(_), _) => 0.0,
         _ if mesh.degree(axis) == 1 => return 0.0,
-        (Axis::Expert(degree), Collective::AllToAll) if layout.relays(degree) => machine.neighbours(layout) as f64,
+        (Axis::Expert(degree), Collective::AllToAll) if layout.relays(degree) => {
+            let ranks = machine.neighbours(layout);
+            crossing(layout.way, ranks, degree.div_ceil(ranks))
+        }
         _ => leaving(mesh, axis, collective, machine.ranks_per_node),
     };
     let wire = if leaving == 0.0 { machine.within } else { machine.between };
     let out = bytes * leaving / (machine.between.bandwidth * machine.ranks_per_node as f64);
     let messages = traffic.calls as f64 * wire.latency_s + traffic.messages as f64 * wire.message_s;
     messages + out.max(bytes / machine.within.bandwidth)
+}
+
+/// What leaves a node of so many ranks for so many nodes but its own, as a multiple of what the rank of a plan sends: of
+/// `two_level` that rank speaks to as many of the other nodes as any, and others may to none.
+fn crossing(way: NodeWay, ranks: usize, nodes: usize) -> f64 {
+    match way {
+        NodeWay::TwoLevel => nodes.saturating_sub(1) as f64 / nodes.saturating_sub(1).div_ceil(ranks).max(1) as f64,
+        NodeWay::Direct | NodeWay::TwoD => ranks as f64,
+    }
 }
 
 /// What leaves the busiest node, as a multiple of what a rank sends.
@@ -70,6 +83,14 @@ mod tests {
         // Two such groups too; each of six ranks sends three of five parts away.
         assert_eq!(leaves(mesh(12, 2, 6), Axis::Expert(6), Collective::AllToAll), 6.0 * 3.0 / 5.0);
         assert_eq!(leaves(mesh(12, 2, 3), Axis::Expert(3), Collective::AllToAll), 0.0);
+    }
+
+    #[test]
+    fn of_two_levels_one_rank_speaks_to_a_node() {
+        let leaves = |way| [(2, 2), (2, 4), (4, 3)].map(|(ranks, nodes)| crossing(way, ranks, nodes));
+        assert_eq!(leaves(NodeWay::TwoD), [2.0, 2.0, 4.0]);
+        // Of three other nodes the last of two ranks speaks to two.
+        assert_eq!(leaves(NodeWay::TwoLevel), [1.0, 1.5, 2.0]);
     }
 
     #[test]

@@ -383,9 +383,9 @@ mod tests {
         assert_eq!((behind, ahead), (Vec::new(), Vec::new()));
     }
 
-    /// A plan is that of the rank with the most to do: of ways between nodes, of one that speaks to another node.
+    /// A plan is that of one rank: of ways between nodes, where these are alike, of one that sends as much to others as any.
     #[test]
-    fn nobody_sends_more_than_the_fullest_rank() {
+    fn nobody_sends_more_between_like_nodes_than_the_fullest_rank() {
         for (ranks, per_node) in [(4, 2), (8, 2), (8, 4)] {
             for way in ["direct", "two_level", "two_d"] {
                 let mesh = ["parallel.ranks", "parallel.expert", "moe.experts"].map(|key| format!("{key}={ranks}"));

@@ -3,11 +3,10 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::program::{Finished, PROGRAM, RECIPE, Running, Workshop, wait_until};
+use crate::program::{Finished, PROGRAM, RECIPE, Running, Workshop, send_signal, wait_until};
 use crate::replicas::{COMPARED, KEPT, flip_in_memory, kept_values};
 
 /// As root and with more ranks than cores, both of which Open MPI asks to be told; MPICH does not ask.
@@ -215,10 +214,6 @@ fn processes(run: &str) -> Vec<String> {
     found.into_iter().map(|(_, pid)| pid).collect()
 }
 
-fn send(signal: &str, pid: &str) {
-    assert!(Command::new("sh").args(["-c", &format!("kill {signal} {pid}")]).status().expect("kill runs").success());
-}
-
 /// Whichever rank is lost, the launcher ends the others and does not report success; the run goes on from its newest
 /// checkpoint, to the weights of a run that nothing happened to.
 #[test]
@@ -235,7 +230,7 @@ fn a_run_that_loses_a_rank_ends_and_goes_on() {
         let all = processes(&run);
         assert_eq!(all.len(), 2, "{all:?}");
         let since = Instant::now();
-        send("-KILL", &all[lost]);
+        send_signal("KILL", &all[lost]);
         let finished = running.wait();
         assert!(!matches!(finished.code, Some(0)), "{}", finished.err);
         assert!(since.elapsed() < Duration::from_secs(30), "it took {:?}", since.elapsed());
@@ -270,7 +265,7 @@ fn a_rank_that_stands_still_is_named() {
     let running = launch(&shop, 2, &format!("{LONG} --set parallel.timeout_s=3 --set run.dir={}", folder.display()));
     wait_until("a checkpoint", || shop.checkpoint("still", 100).exists());
     let all = processes("still");
-    send("-STOP", &all[1]);
+    send_signal("STOP", &all[1]);
     let since = Instant::now();
     let finished = running.wait();
     assert!(since.elapsed() < Duration::from_secs(40), "it took {:?}", since.elapsed());
@@ -316,9 +311,9 @@ fn without_a_launchers_help_all_others_name_who_is_lost() {
     if !shop.start_shell(&format!("{TOLD} exec $MPIRUN {mca} -n 1 true")).wait().err.is_empty() {
         return;
     }
-    let lost = [("-STOP", 0, "for rank(s) [0]"), ("-STOP", 2, "for rank(s) [2]"), ("-KILL", 1, "missed by rank ")];
+    let lost = [("STOP", 0, "for rank(s) [0]"), ("STOP", 2, "for rank(s) [2]"), ("KILL", 1, "missed by rank ")];
     for (signal, victim, missed) in lost {
-        let run = format!("alone{signal}{victim}");
+        let run = format!("alone-{signal}{victim}");
         let folder = shop.path(&run);
         let options = format!("{LONG} --ranks 3 --set parallel.expert=1 --set train.batch_tokens=384");
         let program = format!("$MPIRUN {mca} -n 3 {PROGRAM} train {RECIPE} {options}");
@@ -326,11 +321,11 @@ fn without_a_launchers_help_all_others_name_who_is_lost() {
         let running = shop.start_shell(&format!("{TOLD} exec {program} {timeout}"));
         wait_until("a checkpoint", || shop.checkpoint(&run, 100).exists());
         let victims = processes(&run);
-        send(signal, &victims[victim]);
-        let is_left = |pid: &String| *pid == victims[victim] && signal == "-STOP";
+        send_signal(signal, &victims[victim]);
+        let is_left = |pid: &String| *pid == victims[victim] && signal == "STOP";
         wait_until("the end of the others", || processes(&run).iter().all(is_left));
-        if signal == "-STOP" {
-            send("-KILL", &victims[victim]);
+        if signal == "STOP" {
+            send_signal("KILL", &victims[victim]);
         }
         let finished = running.wait();
         for rank in (0..3).filter(|rank| *rank != victim) {
@@ -368,7 +363,7 @@ fn kill_by_chance(shop: &Workshop, run: &str, options: &str, draws: &mut impl Fn
     let Some(victim) = victims.get(draws() % victims.len().max(1)).filter(|_| running.is_running()) else {
         return false;
     };
-    let (since, _) = (Instant::now(), send("-KILL", victim));
+    let (since, _) = (Instant::now(), send_signal("KILL", victim));
     let finished = running.wait();
     assert!(since.elapsed() < Duration::from_secs(30), "it took {:?}", since.elapsed());
     assert_eq!(processes(run), Vec::<String>::new(), "nobody is left");

@@ -211,6 +211,11 @@ impl Finished {
     }
 }
 
+/// Sends a signal by its name.
+pub(crate) fn send_signal(name: &str, pid: &str) {
+    assert!(Command::new("kill").args(["-s", name, pid]).status().unwrap().success());
+}
+
 /// A program that runs; killed when forgotten.
 pub(crate) struct Running(Option<Child>);
 
@@ -223,9 +228,8 @@ impl Running {
         self.0.as_ref().unwrap().id().to_string()
     }
 
-    /// Sends a signal by its name.
     pub(crate) fn signal(&self, name: &str) {
-        assert!(Command::new("kill").args(["-s", name, &self.pid()]).status().unwrap().success());
+        send_signal(name, &self.pid());
     }
 
     pub(crate) fn wait(mut self) -> Finished {

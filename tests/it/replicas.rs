@@ -2,14 +2,13 @@
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
-use std::process::Command;
 
 use guildhall::parallel::{Axis, Mesh, Parameters, Placement, Spread, Zero};
 use guildhall::train::{Divergence, Trainer, divergence};
 use guildhall_tensor::{Dtype, Tensor};
 
 use crate::gates::biased;
-use crate::program::{RECIPE, RUN, Workshop, wait_until};
+use crate::program::{RECIPE, RUN, Workshop, send_signal, wait_until};
 use crate::tiny::{Recipe, mixtral, with};
 use crate::world::{MESHES, SLICED, Shape, on_mesh, shape};
 
@@ -140,17 +139,21 @@ const WINDOW: usize = 1 << 20;
 /// Changes the number `values` begins with, wherever it is in a process's memory, to something else in each place; how many
 /// places there are. The process stands still meanwhile, else it may find the first change and end before the second.
 pub(crate) fn flip_in_memory(pid: &str, values: &[u8]) -> usize {
-    let signal = |name| assert!(Command::new("kill").args(["-s", name, pid]).status().unwrap().success());
-    signal("STOP");
+    struct Stopped<'a>(&'a str);
+    impl Drop for Stopped<'_> {
+        fn drop(&mut self) {
+            send_signal("CONT", self.0);
+        }
+    }
+    send_signal("STOP", pid);
+    let _stopped = Stopped(pid);
     wait_until("all threads to stand still", || {
         let mut threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
         threads.all(|thread| {
             fs::read_to_string(thread.unwrap().path().join("stat")).is_ok_and(|stat| stat.contains(") T "))
         })
     });
-    let places = flip_still(pid, values);
-    signal("CONT");
-    places
+    flip_still(pid, values)
 }
 
 fn flip_still(pid: &str, values: &[u8]) -> usize {
@@ -160,10 +163,9 @@ fn flip_still(pid: &str, values: &[u8]) -> usize {
     for line in maps.lines().filter(|line| line.contains(" rw-p ")) {
         let (from, to) = line.split_whitespace().next().unwrap().split_once('-').unwrap();
         let [from, to] = [from, to].map(|text| u64::from_str_radix(text, 16).unwrap());
-        // A little at a time, so that what is found is still there when it is changed.
         let mut bytes = vec![0; WINDOW + values.len()];
         for begin in (from..to).step_by(WINDOW) {
-            // What the process has given back meanwhile has nothing to find.
+            // Some of it cannot be read, and has nothing to find.
             let wanted = ((to - begin) as usize).min(bytes.len());
             let read = memory.read_at(&mut bytes[..wanted], begin).unwrap_or(0);
             for at in (0..WINDOW.min((read + 1).saturating_sub(values.len()))).step_by(4) {

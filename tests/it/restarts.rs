@@ -1,9 +1,8 @@
 //! `train --restarts`: a run that is killed goes on by itself, and nothing is left running.
 
 use std::fs;
-use std::process::Command;
 
-use crate::program::{RECIPE, RUN, Running, Workshop, wait_until};
+use crate::program::{RECIPE, RUN, Running, Workshop, send_signal, wait_until};
 
 const LONG: &str = "--set train.steps=2000 --set train.checkpoint_every=50 --set train.eval_every=0";
 
@@ -17,10 +16,6 @@ fn ward(supervisor: &str) -> Option<String> {
     children.split_whitespace().next().map(str::to_owned)
 }
 
-fn send(signal: &str, pid: &str) {
-    assert!(Command::new("kill").args(["-s", signal, pid]).status().unwrap().success());
-}
-
 fn is_alive(pid: &str) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
@@ -31,7 +26,7 @@ fn a_run_that_is_killed_goes_on() {
     let run = supervised(&shop, 3);
     for kill in 1..=3 {
         wait_until("another checkpoint", || shop.metrics(RUN).len() > 200 * kill);
-        send("KILL", &ward(&run.pid()).expect("a process trains"));
+        send_signal("KILL", &ward(&run.pid()).expect("a process trains"));
         wait_until("a restart", || shop.read("log").matches("note: restart ").count() == kill);
     }
     let finished = run.wait();

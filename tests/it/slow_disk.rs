@@ -56,7 +56,8 @@ impl SlowDisk {
                 let name = fs::read_to_string(thread.path().join("comm")).unwrap_or_default();
                 let number = thread.file_name().into_string().unwrap();
                 if [rank.as_str(), &writer].contains(&name.trim()) && slowed.insert(number.clone()) {
-                    fs::write(self.group.join("tasks"), number).unwrap();
+                    // A thread that has ended meanwhile writes no more.
+                    let _ = fs::write(self.group.join("tasks"), number);
                     is_new = true;
                 }
             }

@@ -22,11 +22,9 @@ struct HeadScratch {
     v: HeadMatrix,
     /// Their gradients.
     slopes: [Vec<f32>; 3],
-    block: BlockPair,
+    /// Scores of a block, and sums of weighted values or the scores' gradients.
+    block: [Vec<f32>; 2],
 }
-
-/// Two matrices of a block.
-type BlockPair = [Vec<f32>; 2];
 
 /// One (batch row, kv head) after the other, spread over the device's threads.
 fn for_tasks(device: &Device, call: &AttentionCall, f: impl Fn(&mut HeadScratch, usize, usize) + Sync) {
@@ -113,7 +111,7 @@ fn forward_head(
     let sizes = BlockSizes::of(call.shape);
     scores.resize(sizes.keys * sizes.queries, 0.0);
     sums.resize(sizes.queries * d, 0.0);
-    let [mut top, mut total, mut shrink] = [0.0; 3].map(|x| vec![x; sizes.queries]);
+    let [mut top, mut total, mut shrink, mut sum] = [0.0; 4].map(|x| vec![x; sizes.queries]);
     for i in (0..seq).step_by(sizes.queries) {
         let queries = i..seq.min(i + sizes.queries);
         top.fill(first_top);
@@ -124,7 +122,8 @@ fn forward_head(
             let here = first..first + n;
             turned_scores(scores, call, ([q, k], &bias), &block);
             let shrink = &mut shrink[here.clone()];
-            to_weights(scores, &block, [&mut top[here.clone()], &mut total[here], shrink]);
+            let [top, total] = [&mut top[here.clone()], &mut total[here]];
+            to_weights(scores, &block, [top, total, shrink, &mut sum[..n]]);
             let sums = &mut sums[first * d..];
             for (sums, &shrink) in sums.chunks_exact_mut(d).zip(&*shrink) {
                 if shrink != 1.0 {
@@ -156,7 +155,7 @@ fn turned_scores(
     let (q, k) = (q.rows(block.queries.clone()), k.rows(block.keys.clone()));
     gemm_serial(scores, n, k, q.t(), Into { alpha: call.shape.scale, accumulate: false });
     if !bias.is_empty() {
-        // A query later, a key is as much nearer.
+        // Distances fall by one from a query to the next.
         let nearest = call.first_distance(block.queries.end - 1);
         for (key, line) in block.keys.clone().zip(scores.chunks_exact_mut(n)) {
             line.iter_mut().rev().zip(&bias[nearest + key..]).for_each(|(score, bias)| *score += bias);
@@ -164,13 +163,14 @@ fn turned_scores(
     }
 }
 
-/// Scores of a block become weights, `exp(score - top)`, zero where invisible, with each query's `top` score so far; they are
-/// added to its `total`. `shrink` becomes the factor of what was found with an earlier top.
+/// Scores of a block become weights, `exp(score - top)`, zero where invisible, with each query's `top` score so far; their `sum`
+/// is added to its `total`. `shrink` becomes the factor of what was found with an earlier top.
 #[inline(always)]
-fn to_weights(scores: &mut [f32], block: &AttentionBlock, [top, total, shrink]: [&mut [f32]; 3]) {
+fn to_weights(scores: &mut [f32], block: &AttentionBlock, [top, total, shrink, sum]: [&mut [f32]; 4]) {
     let (n, is_whole) = (block.queries.len(), block.is_whole());
     let queries_of = |key| if is_whole { 0..n } else { block.queries_of(key) };
     shrink.copy_from_slice(top);
+    sum.fill(0.0);
     for (key, line) in block.keys.clone().zip(scores.chunks_exact(n)) {
         let some = queries_of(key - block.keys.start);
         for (top, score) in top[some.clone()].iter_mut().zip(&line[some]) {
@@ -185,11 +185,12 @@ fn to_weights(scores: &mut [f32], block: &AttentionBlock, [top, total, shrink]: 
         let some = queries_of(key - block.keys.start);
         line[..some.start].fill(0.0);
         line[some.end..].fill(0.0);
-        for ((x, top), total) in line[some.clone()].iter_mut().zip(&top[some.clone()]).zip(&mut total[some]) {
+        for ((x, top), sum) in line[some.clone()].iter_mut().zip(&top[some.clone()]).zip(&mut sum[some]) {
             *x = exp(*x - *top);
-            *total += *x;
+            *sum += *x;
         }
     }
+    total.iter_mut().zip(&*sum).for_each(|(total, sum)| *total += sum);
 }
 
 /// `dqkv [T, width]` from the forward's inputs and outputs and `dout [T, heads * head_dim]`.

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::cpu::attention_call::AttentionSizes;
 
-/// Queries and keys of a block. Products pack what they multiply: the larger the other side is, the less often a row. Queries
-/// that see no key of a block are left out of it, but of those that see some of its keys, all are computed.
+/// Queries and keys of a block. Each product packs its factors, so larger blocks pack a row less often. Queries that see no key
+/// of a block are left out of it; of those that see one, the scores of all its keys are computed.
 #[derive(Clone, Copy)]
 pub(super) struct BlockSizes {
     pub(super) queries: usize,
@@ -14,8 +14,8 @@ pub(super) struct BlockSizes {
 
 impl BlockSizes {
     pub(super) fn of(shape: AttentionSizes) -> BlockSizes {
-        let is_long = shape.key_seq >= 2048;
-        BlockSizes { queries: 256.min(shape.seq), keys: if is_long { 128 } else { 64 }.min(shape.key_seq) }
+        let keys = if shape.key_seq >= 2048 { 128 } else { 64 };
+        BlockSizes { queries: shape.seq.clamp(1, 256), keys: shape.key_seq.clamp(1, keys) }
     }
 }
 
@@ -77,7 +77,7 @@ pub(super) fn blocks(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::{causal_keys, segment_keys, within_window};
+    use crate::ops::{causal_keys, cross_keys, segment_keys, within_window};
 
     /// Every key that a query sees is in one block with it, and both sides of a block know the same of it.
     #[test]
@@ -86,11 +86,16 @@ mod tests {
             let segments: Vec<u32> = (0u32..).zip(lengths).flat_map(|(segment, &len)| vec![segment; len]).collect();
             let seq = segments.len();
             let causal = causal_keys(&segments, seq);
-            for keys in [within_window(causal.clone(), seq, 70), segment_keys(&segments, seq), causal] {
+            // Another text, without the second segment and with more of the others.
+            let more: Vec<u32> =
+                (0..).zip(lengths).flat_map(|(s, &len)| vec![s; if s == 1 { 0 } else { len + 9 }]).collect();
+            let other = cross_keys((&segments, seq), (&more, more.len()));
+            let same = [within_window(causal.clone(), seq, 70), segment_keys(&segments, seq), causal];
+            for (keys, key_seq) in same.map(|keys| (keys, seq)).into_iter().chain([(other, more.len())]) {
                 let seen: Vec<[u32; 2]> = keys.iter().map(|keys| [keys.start, keys.end]).collect();
-                let mut found = vec![0; seq * seq];
+                let mut found = vec![0; seq * key_seq];
                 for first in (0..seq).step_by(256) {
-                    for block in blocks(&seen, first..seq.min(first + 256), 64, seq) {
+                    for block in blocks(&seen, first..seq.min(first + 256), 64, key_seq) {
                         let [queries, keys] = block.sizes();
                         let pairs = (0..queries).flat_map(|query| (0..keys).map(move |key| (query, key)));
                         let seen: Vec<_> = pairs.filter(|&(query, key)| block.keys_of(query).contains(&key)).collect();
@@ -98,11 +103,12 @@ mod tests {
                         assert!(seen.iter().all(same));
                         assert_eq!((0..keys).map(|key| block.queries_of(key).len()).sum::<usize>(), seen.len());
                         assert_eq!(block.is_whole(), seen.len() == queries * keys);
-                        let at = |(query, key)| (block.queries.start + query) * seq + block.keys.start + key;
+                        let at = |(query, key)| (block.queries.start + query) * key_seq + block.keys.start + key;
                         seen.into_iter().for_each(|pair| found[at(pair)] += 1);
                     }
                 }
-                let want = (0..seq * seq).map(|at| usize::from(keys[at / seq].contains(&((at % seq) as u32))));
+                let want =
+                    (0..seq * key_seq).map(|at| usize::from(keys[at / key_seq].contains(&((at % key_seq) as u32))));
                 assert!(found.into_iter().eq(want), "{lengths:?}");
             }
         }

@@ -148,7 +148,16 @@ pub struct AttentionSpans {
 impl AttentionSpans {
     /// Rows of `seq` tokens, of which each sees the positions of its row that `keys` has for it ([`causal_keys`],
     /// [`segment_keys`]); `rotary` comes from [`rotary_tables`], none being for learned positions.
+    ///
+    /// # Panics
+    /// If a token sees from, or to, an earlier position than the one before it in its row.
+    #[track_caller]
     pub fn new(device: &Arc<Device>, seq: usize, keys: &[Range<u32>], rotary: Option<[Tensor; 2]>) -> AttentionSpans {
+        let falls = |pair: &[Range<u32>]| pair[1].start < pair[0].start || pair[1].end < pair[0].end;
+        assert!(
+            !keys.chunks(seq.max(1)).any(|row| row.windows(2).any(falls)),
+            "what tokens of a row see never falls back"
+        );
         let ends: Vec<u32> = keys.iter().flat_map(|keys| [keys.start, keys.end]).collect();
         let pairs = keys.iter().map(|keys| keys.len() as f64).sum();
         AttentionSpans {

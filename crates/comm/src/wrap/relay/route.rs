@@ -107,8 +107,8 @@ impl Geography<'_> {
         }
     }
 
-    /// Nodes between those of two ranks, going round. So the last rank of a node speaks to the next, and no other speaks to
-    /// more: what is planned of the last rank holds for all.
+    /// Nodes between those of two ranks, going round. So the last rank of a node speaks to the next, and no other rank of its
+    /// node speaks to more nodes. Where nodes are of one size, none of any node does: plans are of the last rank.
     fn steps(&self, from: usize, to: usize) -> usize {
         let [from, to] = [from, to].map(|rank| self.number(self.nodes[rank]));
         (to + self.members.len() - from - 1) % self.members.len()

@@ -83,6 +83,7 @@ fn attention_to_another_text() {
         // Several blocks of 64, more keys than queries and fewer; segments that begin in later blocks.
         texts(4, 2, 8, &[(&[70, 10], &[130, 90]), (&[1, 79], &[10, 210])]),
         texts(2, 2, 16, &[(&[100, 100], &[63, 2])]),
+        texts(1, 1, 4, &[(&[3, 270, 20], &[0, 90, 200])]),
     ];
     for case in cases {
         // Sums over the head's columns, over the keys, and in the gradient of a key over the queries of its group.
@@ -97,6 +98,25 @@ fn attention_to_another_text() {
 fn attention_to_another_text_without_rows() {
     let case = Texts { segments: vec![], key_segments: vec![], ..texts(2, 2, 4, &[(&[5], &[3])]) };
     check(&case.inputs(), 0.0, |v| case.attend(v), |v| case.forward(v));
+}
+
+/// Tokens that see nothing read zeros, also where there is nothing to see.
+#[test]
+fn attention_to_no_text() {
+    let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 4 };
+    let device = Device::new(2);
+    let tape = Tape::new(&device);
+    let spans = AttentionSpans::new(&device, 3, &[0..0, 0..0, 0..0], None).across(0);
+    let [q, k, v] = [[3, 8], [0, 4], [0, 4]].map(|dims| tape.leaf(Tensor::zeros(&device, &dims)));
+    let y = q.attention_to([&k, &v], shape, &spans);
+    assert_eq!(y.value().to_vec(), [0.0; 24]);
+    assert_eq!(gradient_of(&tape.backward(&y.dot_constant(y.value().clone())), &q), [0.0; 24]);
+}
+
+#[test]
+#[should_panic(expected = "never falls back")]
+fn what_tokens_see_does_not_fall_back() {
+    let _ = AttentionSpans::new(&Device::new(1), 3, &[0..2, 1..3, 0..3], None);
 }
 
 /// Apart or side by side, the numbers are the same to the bit, with rotary positions.
@@ -234,6 +254,8 @@ fn attention_in_a_window_with_biases_and_sinks() {
         Termed { heads: 2, kv_heads: 2, dims: [8, 4], seq: 9, rows: 1, window: 100, turn: 8 },
         // Several blocks, of which a window hides the first; four of six numbers turn.
         Termed { heads: 4, kv_heads: 2, dims: [6, 8], seq: 150, rows: 2, window: 40, turn: 4 },
+        // More than one block of queries.
+        Termed { heads: 2, kv_heads: 1, dims: [4, 6], seq: 300, rows: 1, window: 90, turn: 2 },
         Termed { heads: 2, kv_heads: 2, dims: [10, 6], seq: 12, rows: 2, window: 100, turn: 2 },
         // Heads that do not fit an accelerator's shared memory at once.
         Termed { heads: 1, kv_heads: 1, dims: [34, 66], seq: 70, rows: 1, window: 50, turn: 6 },
