@@ -190,7 +190,7 @@ fn a_split_knows_who_is_near() {
 /// rank (two_d) or a pair of nodes (two_level), and an untraced result.
 #[test]
 fn all_to_alls_by_nodes_are_counted_leg_by_leg() {
-    for (way, crossing) in [(NodeWay::TwoD, [1; 4]), (NodeWay::TwoLevel, [1, 0, 1, 0])] {
+    for (way, crossing) in [(NodeWay::TwoD, [1; 4]), (NodeWay::TwoLevel, [0, 1, 0, 1])] {
         let sent = threads::run(4, PATIENT, |comm| {
             let (comm, ledger) = Trace::wrap(comm);
             let comm = Relay::wrap(comm.named("all"), &[0, 0, 1, 1], way, "node")?;
