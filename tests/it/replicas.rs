@@ -2,6 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
+use std::process::Command;
 
 use guildhall::parallel::{Axis, Mesh, Parameters, Placement, Spread, Zero};
 use guildhall::train::{Divergence, Trainer, divergence};
@@ -142,7 +143,8 @@ pub(crate) fn flip_in_memory(pid: &str, values: &[u8]) -> usize {
     struct Stopped<'a>(&'a str);
     impl Drop for Stopped<'_> {
         fn drop(&mut self) {
-            send_signal("CONT", self.0);
+            // A panic here would hide the one that it may follow.
+            let _ = Command::new("kill").args(["-s", "CONT", self.0]).status();
         }
     }
     send_signal("STOP", pid);
