@@ -61,7 +61,7 @@ class Loop(Routed):
         for number, expert in enumerate(self.experts):
             token, choice = torch.where(chosen == number)
             y, _ = expert(tokens.index_select(0, token))
-            out.index_add_(0, token, y * weights[token, choice].unsqueeze(-1))
+            out.index_add_(0, token, (y * weights[token, choice].unsqueeze(-1)).to(out.dtype))
         return out
 
 

@@ -1,9 +1,10 @@
 //! Single-precision matrix product for CPUs with AVX-512: one thread, any strides, `C = alpha A B (+ C)`.
 //!
-//! The classic three-level blocking: a block of B (`KC x NC`) and of A (`MC x KC`) is packed so that the
-//! innermost kernel reads both with unit stride; the kernel keeps a `14 x 32` tile of C in 28 vector
-//! registers. Edges are handled by smaller kernels (rows) and masked loads and stores (columns), never by
-//! padding C.
+//! The classic three-level blocking: a block of B (`KC x NC`) is packed so that the innermost kernel reads it with unit
+//! stride. Where numbers of a row of A are adjacent, a kernel reads them where they lie, and keeps a `6 x 64` tile of C
+//! in 24 vector registers: six rows, however far apart, have room in one set of an 8-way cache. Otherwise blocks of A
+//! (`MC x KC`) are packed, too, and the kernel keeps a `14 x 32` tile. Either sums the same numbers in the same order.
+//! Edges are handled by smaller kernels (rows) and masked loads and stores (columns), never by padding C.
 
 use core::arch::x86_64::*;
 use std::cell::RefCell;
@@ -21,8 +22,14 @@ pub(super) const NR: usize = 32;
 const KC: usize = 256;
 /// Rows of a packed block of A: enough panels for the packing to read whole cache lines of a transposed operand.
 const MC: usize = MR * 8;
-/// Columns of a packed block of B: `KC x NC` floats are half of a 2 MiB second-level cache.
+/// Columns of a packed block of B where A is packed: more than of the next, since each block packs A again.
 const NC: usize = 1024;
+/// The same where A is not packed: `KC x NC_IN_PLACE` floats are half of a 1 MiB second-level cache.
+const NC_IN_PLACE: usize = 512;
+/// Rows of C in registers where A is not packed.
+const MR_IN_PLACE: usize = 6;
+/// Columns of C in registers there: two panels of B.
+const NR_IN_PLACE: usize = 2 * NR;
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
@@ -44,20 +51,27 @@ pub(super) fn is_supported() -> bool {
 /// The CPU supports AVX-512F, and the three matrices cover the memory their shapes and strides say.
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn sgemm(c: MatMut, a: Mat, b: Mat, alpha: f32, accumulate: bool) {
+    let is_in_place = a.col_stride == 1 && b.cols > NR;
+    let n_block = if is_in_place { NC_IN_PLACE } else { NC };
     SCRATCH.with_borrow_mut(|(a_space, b_space)| {
         let depth = block_depth(a.cols);
-        let a_len = MC / MR * MR_PACKED * depth / 16;
-        let b_len = b.cols.min(NC).next_multiple_of(NR) * depth / 16;
-        grow(a_space, a_len);
-        grow(b_space, b_len);
+        if !is_in_place {
+            grow(a_space, MC / MR * MR_PACKED * depth / 16);
+        }
+        grow(b_space, b.cols.min(n_block).next_multiple_of(NR) * depth / 16);
         let (a_packed, b_packed) = (a_space.as_mut_ptr().cast::<f32>(), b_space.as_mut_ptr().cast::<f32>());
-        for j in (0..b.cols).step_by(NC) {
-            let n = NC.min(b.cols - j);
+        for j in (0..b.cols).step_by(n_block) {
+            let n = n_block.min(b.cols - j);
             for p in (0..a.cols).step_by(depth) {
                 let k = depth.min(a.cols - p);
                 // SAFETY: every block below lies inside the matrices, by the loop bounds.
                 unsafe {
                     pack::<NR>(b_packed, b.block(p, j, k, n).transposed());
+                    if is_in_place {
+                        let (tile, a) = (c.block(0, j, a.rows, n), a.block(0, p, a.rows, k));
+                        multiply_in_place(tile, a, b_packed, alpha, accumulate || p > 0);
+                        continue;
+                    }
                     for i in (0..a.rows).step_by(MC) {
                         let m = MC.min(a.rows - i);
                         pack::<MR>(a_packed, a.block(i, p, m, k));
@@ -152,9 +166,10 @@ unsafe fn pack_transposing(to: *mut f32, width: usize, m: Mat) {
             let mask = low_mask(count);
             let mut block = [_mm512_setzero_ps(); 16];
             for (r, line) in block.iter_mut().enumerate() {
-                // The next sixteen rows at this place: a row is too short for the hardware to look ahead in it.
+                // The next sixteen rows at this place: a row is too short for the hardware to look ahead in it. They are
+                // needed so much later that they would only be in the way in the first-level cache.
                 let ahead = m.data.wrapping_add((half + r + 16) * m.row_stride + k);
-                _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
                 if r < rows {
                     // SAFETY: row `half + r`, columns `k..k + count` exist.
                     *line = unsafe { _mm512_maskz_loadu_ps(mask, m.data.add((half + r) * m.row_stride + k)) };
@@ -273,6 +288,97 @@ unsafe fn kernel<const R: usize>(c: MatMut, a: *const f32, b: *const f32, k: usi
             let to = c.data.add(r * c.row_stride);
             store(to, mask0, left[r], scale, accumulate);
             store(to.wrapping_add(16), mask1, right[r], scale, accumulate);
+        }
+    }
+}
+
+/// Multiplies rows of A, whose numbers are adjacent, by a packed block of B into rows of C.
+#[target_feature(enable = "avx512f")]
+unsafe fn multiply_in_place(c: MatMut, a: Mat, b: *const f32, alpha: f32, accumulate: bool) {
+    for i in (0..c.rows).step_by(MR_IN_PLACE) {
+        let m = MR_IN_PLACE.min(c.rows - i);
+        for j in (0..c.cols).step_by(NR_IN_PLACE) {
+            let n = NR_IN_PLACE.min(c.cols - j);
+            // SAFETY: panels were packed by `pack`; the tile lies inside C, and its rows inside A.
+            unsafe {
+                in_place_of_rows(c.block(i, j, m, n), a.block(i, 0, m, a.cols), b.add(j * a.cols), alpha, accumulate)
+            }
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn in_place_of_rows(c: MatMut, a: Mat, b: *const f32, alpha: f32, accumulate: bool) {
+    macro_rules! by_rows {
+        ($($rows:literal)*) => {
+            match (c.rows, c.cols > NR) {
+                // SAFETY: forwarded from the caller.
+                $(($rows, true) => unsafe { kernel_in_place::<$rows, 4>(c, a, b, alpha, accumulate) },
+                ($rows, false) => unsafe { kernel_in_place::<$rows, 2>(c, a, b, alpha, accumulate) },)*
+                (m, _) => unreachable!("a register tile has 1 to 6 rows, not {m}"),
+            }
+        };
+    }
+    by_rows!(1 2 3 4 5 6)
+}
+
+/// The register tile: `R` rows by `V` vectors. Each step of k loads the vectors of B and broadcasts a number of each row
+/// of A.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn kernel_in_place<const R: usize, const V: usize>(
+    c: MatMut,
+    a: Mat,
+    b: *const f32,
+    alpha: f32,
+    accumulate: bool,
+) {
+    /// Numbers of a cache line.
+    const LINE: usize = 16;
+    let mut sums = [[_mm512_setzero_ps(); V]; R];
+    let (k, panel) = (a.cols, NR * a.cols);
+    // SAFETY: the packed panels hold k steps of `NR` floats; rows of A hold k floats, rows of C `c.cols`.
+    unsafe {
+        for r in 0..R {
+            for v in 0..V {
+                // The tile's lines arrive while the products are summed; a prefetch may point anywhere.
+                _mm_prefetch::<_MM_HINT_T0>(c.data.wrapping_add(r * c.row_stride + 16 * v).cast());
+            }
+        }
+        macro_rules! step {
+            ($at:expr) => {
+                let mut line = [_mm512_setzero_ps(); V];
+                for (v, vector) in line.iter_mut().enumerate() {
+                    *vector = _mm512_load_ps(b.add(v / 2 * panel + $at * NR + v % 2 * 16));
+                }
+                for r in 0..R {
+                    let x = _mm512_set1_ps(*a.data.add(r * a.row_stride + $at));
+                    for v in 0..V {
+                        sums[r][v] = _mm512_fmadd_ps(x, line[v], sums[r][v]);
+                    }
+                }
+            };
+        }
+        for first in (0..k / LINE).map(|line| line * LINE) {
+            for r in 0..R {
+                // The next tile's rows.
+                _mm_prefetch::<_MM_HINT_T1>(a.data.wrapping_add((r + R) * a.row_stride + first).cast());
+            }
+            for at in (0..LINE / 2).map(|pair| first + 2 * pair) {
+                step!(at);
+                step!(at + 1);
+            }
+        }
+        for at in k / LINE * LINE..k {
+            step!(at);
+        }
+        let scale = _mm512_set1_ps(alpha);
+        for (r, sums) in sums.iter().enumerate() {
+            for (v, sum) in sums.iter().enumerate() {
+                let mask = low_mask(c.cols.saturating_sub(16 * v).min(16));
+                store(c.data.wrapping_add(r * c.row_stride + 16 * v), mask, *sum, scale, accumulate);
+            }
         }
     }
 }
