@@ -107,6 +107,9 @@ fn check(recipe: &SimulatedRecipe) -> Result<(), CommandFailure> {
              {TIMEOUT_MIN_S} or more"
         ));
     }
+    if ranks == 1 {
+        return refused("1 rank: no messages, so there is only one schedule; use --ranks 2 or more".to_owned());
+    }
     if ranks > RANKS_MAX {
         return refused(format!("{ranks} ranks: every rank is a thread here; use --ranks {RANKS_MAX} or fewer"));
     }

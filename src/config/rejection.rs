@@ -50,7 +50,7 @@ impl Expected {
 impl fmt::Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Expected::Whole => f.write_str("a whole number of at least 0"),
+            Expected::Whole => f.write_str("a whole number, 0 or more"),
             Expected::Number => f.write_str("a number"),
             Expected::Text => f.write_str("a string"),
             Expected::Truth => f.write_str("true or false"),

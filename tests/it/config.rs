@@ -298,7 +298,7 @@ fn every_wrong_type_is_reported_with_what_was_meant() {
     check_set("moe.layers={every=1,list=[1]}", &["a table does not fit"]);
     check_set("moe.layers={every='x'}", &["moe.layers.every = \"x\"", "give a whole number"]);
     check_set("moe.layers={list=3}", &["moe.layers.list = 3", "did you mean [3]?"]);
-    check_set("moe.layers={list=[1,-1]}", &["moe.layers.list[1] = -1", "at least 0"]);
+    check_set("moe.layers={list=[1,-1]}", &["moe.layers.list[1] = -1", "a whole number, 0 or more"]);
     check_set("moe=8", &["moe = 8", "a whole number does not fit", "give a section"]);
     check_set("train=8", &["train = 8", "give a section"]);
     check_set("data.cache=' '", &["empty", "leave it out"]);

@@ -94,6 +94,7 @@ fn what_no_seed_repeats_is_refused() {
         ("--set parallel.timeout_s=1", ["parallel.timeout_s = 1", "use 10 or more"]),
         ("--set train.steps=9", ["--set train.steps", "--steps"]),
         ("--ranks 64", ["64 ranks", "--ranks 32 or fewer"]),
+        ("--ranks 1", ["1 rank:", "--ranks 2 or more"]),
         ("--inject sleep", ["--inject sleep", "overtaking or loss"]),
     ] {
         shop.run(&format!("simulate {RECIPE} {options}")).failed(2, &parts);
