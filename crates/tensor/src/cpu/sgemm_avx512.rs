@@ -2,8 +2,9 @@
 //!
 //! The classic three-level blocking: a block of B (`KC x NC`) is packed so that the innermost kernel reads it with unit
 //! stride. Where numbers of a row of A are adjacent, a kernel reads them where they lie, and keeps a `6 x 64` tile of C
-//! in 24 vector registers: six rows, however far apart, have room in one set of an 8-way cache. Otherwise blocks of A
-//! (`MC x KC`) are packed, too, and the kernel keeps a `14 x 32` tile. Either sums the same numbers in the same order.
+//! in 24 vector registers: six rows, however far apart, have room in one set of an 8-way cache. Otherwise, and where C
+//! is no wider than a panel of B, blocks of A (`MC x KC`) are packed, too, and the kernel keeps a `14 x 32` tile. Either
+//! sums the same numbers in the same order.
 //! Edges are handled by smaller kernels (rows) and masked loads and stores (columns), never by padding C.
 
 use core::arch::x86_64::*;
@@ -11,20 +12,20 @@ use std::cell::RefCell;
 
 use super::mat::{Mat, MatMut};
 
-/// Rows of C in registers.
-pub(super) const MR: usize = 14;
+/// Rows of C in registers where A is packed.
+const MR: usize = 14;
 /// Packed A holds this many rows per panel: `MR` rounded up to a vector, so that one transposition writes
 /// whole vectors.
 const MR_PACKED: usize = 16;
-/// Columns of C in registers: two vectors.
-pub(super) const NR: usize = 32;
+/// Columns of a packed panel of B, and of C in registers where A is packed: two vectors.
+const NR: usize = 32;
 /// Depth of a packed block: panels of A and B, `KC x MR_PACKED` and `KC x NR`, fill the first-level cache.
 const KC: usize = 256;
 /// Rows of a packed block of A: enough panels for the packing to read whole cache lines of a transposed operand.
 const MC: usize = MR * 8;
-/// Columns of a packed block of B where A is packed: more than of the next, since each block packs A again.
+/// Columns of a packed block of B: `KC x NC` floats are half of a 2 MiB second-level cache. Each block packs A again.
 const NC: usize = 1024;
-/// The same where A is not packed: `KC x NC_IN_PLACE` floats are half of a 1 MiB second-level cache.
+/// The same where A is not packed, and B is read twice as often: half of a 1 MiB second-level cache.
 const NC_IN_PLACE: usize = 512;
 /// Rows of C in registers where A is not packed.
 const MR_IN_PLACE: usize = 6;
@@ -43,6 +44,11 @@ thread_local! {
 /// Whether this CPU can run [`sgemm`].
 pub(super) fn is_supported() -> bool {
     is_x86_feature_detected!("avx512f")
+}
+
+/// Rows and columns of C in registers, where A is read in place or packed.
+pub(super) fn tile(is_in_place: bool) -> [usize; 2] {
+    if is_in_place { [MR_IN_PLACE, NR_IN_PLACE] } else { [MR, NR] }
 }
 
 /// `c = alpha * a * b`, or `c += alpha * a * b` with `accumulate`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`.
@@ -299,7 +305,8 @@ unsafe fn multiply_in_place(c: MatMut, a: Mat, b: *const f32, alpha: f32, accumu
         let m = MR_IN_PLACE.min(c.rows - i);
         for j in (0..c.cols).step_by(NR_IN_PLACE) {
             let n = NR_IN_PLACE.min(c.cols - j);
-            // SAFETY: panels were packed by `pack`; the tile lies inside C, and its rows inside A.
+            // SAFETY: panels were packed by `pack`, a second one where the tile is wider than one; the tile lies inside
+            // C, and its rows inside A.
             unsafe {
                 in_place_of_rows(c.block(i, j, m, n), a.block(i, 0, m, a.cols), b.add(j * a.cols), alpha, accumulate)
             }

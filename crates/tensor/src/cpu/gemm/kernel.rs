@@ -18,6 +18,14 @@ pub(super) enum Kernel {
     F32,
 }
 
+/// What a kernel does best with whole.
+pub(super) struct Blocking {
+    /// Rows and columns of C that are in registers at once.
+    pub(super) tile: [usize; 2],
+    /// Whether A is packed, or read where it lies. B is always packed.
+    pub(super) packs_a: bool,
+}
+
 impl Kernel {
     pub(super) fn of(a: View, b: View) -> Kernel {
         if !a.is_bf16() && !b.is_bf16() {
@@ -39,23 +47,25 @@ impl Kernel {
         }
     }
 
-    /// Rows and columns of C that the kernel keeps in registers.
-    pub(super) fn tile(self) -> [usize; 2] {
+    /// How a product by `a` is best divided.
+    pub(super) fn blocking(self, a: View) -> Blocking {
+        let packing = |tile| Blocking { tile, packs_a: true };
         #[cfg(target_arch = "x86_64")]
         {
             use crate::cpu::{sgemm_avx2, sgemm_avx512};
             if let Kernel::Bf16(unit) = self {
-                return [unit.rows(), bgemm::NR];
+                return packing([unit.rows(), bgemm::NR]);
             }
             if sgemm_avx512::is_supported() {
-                return [sgemm_avx512::MR, sgemm_avx512::NR];
+                let is_in_place = self == Kernel::F32 && a.is_row_major();
+                return Blocking { tile: sgemm_avx512::tile(is_in_place), packs_a: !is_in_place };
             }
             if sgemm_avx2::is_supported() {
-                return [sgemm_avx2::MR, sgemm_avx2::NR];
+                return packing([sgemm_avx2::MR, sgemm_avx2::NR]);
             }
         }
         // The crate's kernels have several; all divide these.
-        [12, 32]
+        packing([12, 32])
     }
 
     /// # Safety

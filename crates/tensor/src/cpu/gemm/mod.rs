@@ -12,7 +12,7 @@ mod wide;
 
 use super::mat::MatMut;
 use crate::device::Device;
-use kernel::Kernel;
+use kernel::{Blocking, Kernel};
 use view::covers;
 pub(crate) use view::{Numbers, View};
 pub(super) use wide::SumElement;
@@ -46,8 +46,9 @@ pub(super) fn gemm<T: SumElement>(device: &Device, c: &mut [T], stride: usize, a
         // SAFETY: `mat_mut` has checked the shapes against the memory.
         return unsafe { kernel.multiply(c, factors, how) };
     }
-    // Every part packs all of the operand that is not split: split the longer side.
-    let (by_rows, [tile_rows, tile_cols]) = (a.rows >= b.cols, kernel.tile());
+    let Blocking { tile: [tile_rows, tile_cols], packs_a } = kernel.blocking(a);
+    // Every part packs all of the operand that is not split: split the longer side, or B if nothing else is packed.
+    let by_rows = if packs_a { a.rows >= b.cols } else { b.cols < 2 * parts * tile_cols };
     rayon::scope(|scope| {
         for part in 0..parts {
             let run = move || {
@@ -58,10 +59,16 @@ pub(super) fn gemm<T: SumElement>(device: &Device, c: &mut [T], stride: usize, a
                 unsafe {
                     if by_rows {
                         let (i, end) = (cut(a.rows, tile_rows, part), cut(a.rows, tile_rows, part + 1));
+                        if i == end {
+                            return;
+                        }
                         let factors = (left.block(i, 0, end - i, a.cols), right);
                         kernel.multiply(c.block(i, 0, end - i, c.cols), factors, how);
                     } else {
                         let (j, end) = (cut(b.cols, tile_cols, part), cut(b.cols, tile_cols, part + 1));
+                        if j == end {
+                            return;
+                        }
                         let factors = (left, right.block(0, j, b.rows, end - j));
                         kernel.multiply(c.block(0, j, c.rows, end - j), factors, how);
                     }
@@ -214,6 +221,28 @@ mod tests {
         }
     }
 
+    /// How A is stored decides whether it is packed; how many columns there are, and how many threads, where C is cut.
+    #[test]
+    fn bits_depend_on_neither_the_kernel_nor_the_split() {
+        for (m, n, k) in [(1, 70, 40), (13, 100, 300), (28, 290, 1), (150, 577, 513)] {
+            let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
+            let turned: Vec<f32> = (0..k * m).map(|at| a[at % m * k + at / m]).collect();
+            let [a, turned] = [View::new(&a, m, k, k), View::new(&turned, k, m, m).t()];
+            let mut want = vec![0.0; m * n];
+            gemm_serial(&mut want, n, a, View::new(&b, k, n, n), SET);
+            let bits = |c: &[f32]| c.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            for (threads, a) in [1, 2, 3].into_iter().flat_map(|threads| [(threads, a), (threads, turned)]) {
+                let mut c = vec![0.0; m * n];
+                gemm(&Device::new(threads), &mut c, n, a, View::new(&b, k, n, n), SET);
+                assert_eq!(bits(&c), bits(&want), "{m} {n} {k}, {threads} threads, {}", a.is_row_major());
+            }
+            let (few, mut c) = (n.min(20), vec![0.0; m * n.min(20)]);
+            gemm_serial(&mut c, few, a, View::new(&b, k, few, n), SET);
+            let wanted: Vec<f32> = want.chunks(n).flat_map(|line| &line[..few]).copied().collect();
+            assert_eq!(bits(&c), bits(&wanted), "{few} columns of {m} {n} {k}");
+        }
+    }
+
     /// Each sum is rounded once, however long it is.
     #[test]
     fn sums_are_rounded_once_where_they_are_stored_in_bf16() {
@@ -259,10 +288,14 @@ mod tests {
     #[test]
     fn strided_output_leaves_the_rest_alone() {
         for rounds in [false, true] {
-            let (a, b) = (numbers(6, 1), numbers(6, 2));
-            let mut c = vec![9.0; 10];
-            gemm_serial(&mut c, 5, View::new(&a, 2, 3, 3).rounded(rounds), View::new(&b, 3, 2, 2), SET);
-            assert!([2, 3, 4, 7, 8, 9].iter().all(|&i| c[i] == 9.0), "{c:?}");
+            let (a, b) = (numbers(7 * 5, 1), numbers(3 * 100, 2));
+            for cols in [2, 33, 100] {
+                let mut c = vec![9.0; 7 * 101];
+                // Rows of A lie apart, too.
+                gemm_serial(&mut c, 101, View::new(&a, 7, 3, 5).rounded(rounds), View::new(&b, 3, cols, 100), SET);
+                let is_outside = |at: usize| at % 101 >= cols;
+                assert!((0..c.len()).all(|at| is_outside(at) == (c[at] == 9.0)), "{cols}: {c:?}");
+            }
         }
     }
 }
