@@ -46,6 +46,12 @@ pub(super) fn is_supported() -> bool {
     is_x86_feature_detected!("avx512f")
 }
 
+/// Whether [`sgemm`] reads A where it lies, for a product of `cols` columns: its rows are lines of memory, and C is wide
+/// enough for the tile.
+pub(super) fn reads_in_place(a: Mat, cols: usize) -> bool {
+    a.col_stride == 1 && cols > NR
+}
+
 /// Rows and columns of C in registers, where A is read in place or packed.
 pub(super) fn tile(is_in_place: bool) -> [usize; 2] {
     if is_in_place { [MR_IN_PLACE, NR_IN_PLACE] } else { [MR, NR] }
@@ -57,7 +63,7 @@ pub(super) fn tile(is_in_place: bool) -> [usize; 2] {
 /// The CPU supports AVX-512F, and the three matrices cover the memory their shapes and strides say.
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn sgemm(c: MatMut, a: Mat, b: Mat, alpha: f32, accumulate: bool) {
-    let is_in_place = a.col_stride == 1 && b.cols > NR;
+    let is_in_place = reads_in_place(a, b.cols);
     let n_block = if is_in_place { NC_IN_PLACE } else { NC };
     SCRATCH.with_borrow_mut(|(a_space, b_space)| {
         let depth = block_depth(a.cols);

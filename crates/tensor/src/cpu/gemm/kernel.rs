@@ -47,8 +47,8 @@ impl Kernel {
         }
     }
 
-    /// How a product by `a` is best divided.
-    pub(super) fn blocking(self, a: View) -> Blocking {
+    /// How a product of `cols` columns by `a` is best divided.
+    pub(super) fn blocking(self, a: Factor, cols: usize) -> Blocking {
         let packing = |tile| Blocking { tile, packs_a: true };
         #[cfg(target_arch = "x86_64")]
         {
@@ -57,7 +57,9 @@ impl Kernel {
                 return packing([unit.rows(), bgemm::NR]);
             }
             if sgemm_avx512::is_supported() {
-                let is_in_place = self == Kernel::F32 && a.is_row_major();
+                // Numbers that are widened are packed on the way.
+                let is_in_place =
+                    matches!((self, a), (Kernel::F32, Factor::F32(a)) if sgemm_avx512::reads_in_place(a, cols));
                 return Blocking { tile: sgemm_avx512::tile(is_in_place), packs_a: !is_in_place };
             }
             if sgemm_avx2::is_supported() {

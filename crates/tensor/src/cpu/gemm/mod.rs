@@ -46,35 +46,34 @@ pub(super) fn gemm<T: SumElement>(device: &Device, c: &mut [T], stride: usize, a
         // SAFETY: `mat_mut` has checked the shapes against the memory.
         return unsafe { kernel.multiply(c, factors, how) };
     }
-    let Blocking { tile: [tile_rows, tile_cols], packs_a } = kernel.blocking(a);
+    let Blocking { tile: [tile_rows, tile_cols], packs_a } = kernel.blocking(a.factor(), b.cols);
     // Every part packs all of the operand that is not split: split the longer side, or B if nothing else is packed.
     let by_rows = if packs_a { a.rows >= b.cols } else { b.cols < 2 * parts * tile_cols };
+    let (long, tile) = if by_rows { (a.rows, tile_rows) } else { (b.cols, tile_cols) };
+    // Whole register tiles for every part but the last.
+    let cut = |part: usize| (long * part / parts).next_multiple_of(tile).min(long);
     rayon::scope(|scope| {
         for part in 0..parts {
+            let (first, count) = (cut(part), cut(part + 1) - cut(part));
             let run = move || {
-                // Whole register tiles for every part but the last.
-                let cut = |n: usize, tile: usize, part: usize| (n * part / parts).next_multiple_of(tile).min(n);
                 let (left, right) = factors;
                 // SAFETY: the parts are disjoint blocks of C inside the checked shapes.
                 unsafe {
                     if by_rows {
-                        let (i, end) = (cut(a.rows, tile_rows, part), cut(a.rows, tile_rows, part + 1));
-                        if i == end {
-                            return;
-                        }
-                        let factors = (left.block(i, 0, end - i, a.cols), right);
-                        kernel.multiply(c.block(i, 0, end - i, c.cols), factors, how);
+                        let left = left.block(first, 0, count, a.cols);
+                        kernel.multiply(c.block(first, 0, count, c.cols), (left, right), how);
                     } else {
-                        let (j, end) = (cut(b.cols, tile_cols, part), cut(b.cols, tile_cols, part + 1));
-                        if j == end {
-                            return;
-                        }
-                        let factors = (left, right.block(0, j, b.rows, end - j));
-                        kernel.multiply(c.block(0, j, c.rows, end - j), factors, how);
+                        let right = right.block(0, first, b.rows, count);
+                        kernel.multiply(c.block(0, first, c.rows, count), (left, right), how);
                     }
                 }
             };
-            if part + 1 == parts { run() } else { scope.spawn(move |_| run()) }
+            match count {
+                // A block of nothing would begin behind the matrix.
+                0 => {}
+                _ if part + 1 == parts => run(),
+                _ => scope.spawn(move |_| run()),
+            }
         }
     });
 }
@@ -231,10 +230,12 @@ mod tests {
             let mut want = vec![0.0; m * n];
             gemm_serial(&mut want, n, a, View::new(&b, k, n, n), SET);
             let bits = |c: &[f32]| c.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            for (threads, a) in [1, 2, 3].into_iter().flat_map(|threads| [(threads, a), (threads, turned)]) {
-                let mut c = vec![0.0; m * n];
-                gemm(&Device::new(threads), &mut c, n, a, View::new(&b, k, n, n), SET);
-                assert_eq!(bits(&c), bits(&want), "{m} {n} {k}, {threads} threads, {}", a.is_row_major());
+            for threads in [1, 2, 3] {
+                for (a, stored) in [(a, "by rows"), (turned, "by columns")] {
+                    let mut c = vec![0.0; m * n];
+                    gemm(&Device::new(threads), &mut c, n, a, View::new(&b, k, n, n), SET);
+                    assert_eq!(bits(&c), bits(&want), "{m} {n} {k}, {threads} threads, {stored}");
+                }
             }
             let (few, mut c) = (n.min(20), vec![0.0; m * n.min(20)]);
             gemm_serial(&mut c, few, a, View::new(&b, k, few, n), SET);

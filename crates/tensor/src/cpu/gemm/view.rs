@@ -90,11 +90,6 @@ impl<'a> View<'a> {
         View { data: self.data.tail(first), rows: rows.len(), ..self }
     }
 
-    /// Whether numbers of a row are adjacent.
-    pub(super) fn is_row_major(&self) -> bool {
-        self.col_stride == 1
-    }
-
     pub(super) fn is_bf16(&self) -> bool {
         self.rounds || matches!(self.data, Numbers::Bf16(_))
     }
