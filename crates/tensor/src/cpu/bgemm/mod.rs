@@ -18,10 +18,10 @@ use std::sync::OnceLock;
 
 use half::bf16;
 
-use super::mat::{Factor, MatMut};
+use super::mat::{Factor, Mat, MatMut};
 use super::sgemm_avx512::store;
 use pack::{WordOrder, pack};
-use pairs::pairs_of_rows;
+use pairs::{multiply_pairs, tile};
 use tiles::{configure_tiles, multiply_tiles};
 
 /// FactorRows of a packed block, and its words a line.
@@ -31,7 +31,12 @@ const STEP: usize = 2 * SIDE;
 /// Words of a packed block.
 const SQUARE: usize = SIDE * SIDE;
 /// Columns of C that a kernel computes at once.
-pub(super) const NR: usize = 2 * SIDE;
+const NR: usize = 2 * SIDE;
+/// Rows that the kernel of pairs computes at once where A is packed.
+const MR_PAIRS: usize = 14;
+/// Rows and columns that it computes at once where A is not.
+const MR_IN_PLACE: usize = 6;
+const NR_IN_PLACE: usize = 4 * SIDE;
 /// Depth of a packed panel: 32 lines of A fill two thirds of a first-level cache of 48 KiB.
 const KC: usize = 512;
 /// Elements of the panels of A that are packed together: rows that lie side by side are then read by several cache lines
@@ -62,18 +67,44 @@ impl Bf16Unit {
         })
     }
 
-    /// Rows of C that the kernel computes at once.
-    pub(super) fn rows(self) -> usize {
+    /// Rows and columns of C that the kernel computes at once, for a product of `cols` columns by `a`.
+    pub(super) fn tile(self, a: Factor, cols: usize) -> [usize; 2] {
         match self {
-            Bf16Unit::Amx => 2 * SIDE,
-            Bf16Unit::Avx512 => 14,
+            Bf16Unit::Amx => [2 * SIDE, NR],
+            Bf16Unit::Avx512 => tile(self.layout(a, cols)),
         }
     }
 
-    /// Rows of A in a packed panel.
-    fn rows_packed(self) -> usize {
-        self.rows().min(SIDE)
+    /// Whether rows of A are packed in a product of `cols` columns.
+    pub(super) fn packs(self, a: Factor, cols: usize) -> bool {
+        self.layout(a, cols) != Layout::InPlace
     }
+
+    /// How the kernel finds words of A.
+    fn layout(self, a: Factor, cols: usize) -> Layout {
+        let is_by_rows = match a {
+            Factor::F32(mat) => mat.col_stride == 1,
+            Factor::Bf16(mat) => mat.col_stride == 1,
+        };
+        match (self, a) {
+            // What tiles read where it lies is asked block by block.
+            (Bf16Unit::Amx, _) => Layout::LineByLine,
+            // A word is two numbers of a row.
+            (_, Factor::Bf16(mat)) if is_by_rows && mat.cols.is_multiple_of(2) && cols > NR => Layout::InPlace,
+            _ if is_by_rows => Layout::LineByLine,
+            _ => Layout::WordByWord,
+        }
+    }
+}
+
+/// How rows of A lie where the kernels read them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    /// As they are stored.
+    InPlace,
+    /// Packed, in either order.
+    LineByLine,
+    WordByWord,
 }
 
 /// Whether the CPU has tiles, and the kernel gives them to this process, which has to ask.
@@ -136,11 +167,18 @@ pub(super) unsafe fn bgemm<T: SumStore>(
             unsafe { configure_tiles() };
             scratch.has_tiles = true;
         }
+        let (layout, [tile_rows, tile_cols]) = (unit.layout(a, c.cols), unit.tile(a, c.cols));
         let depth = panel_depth(a.cols(), T::DEPTH_MAX);
-        let width = (B_ELEMENTS / depth / NR * NR).max(NR).min(c.cols.next_multiple_of(NR));
-        let height = (A_ELEMENTS / depth / unit.rows()).max(1) * unit.rows();
-        let a_space = space(&mut scratch.a, (height.min(c.rows).div_ceil(unit.rows_packed()) + 1) * SIDE * depth / 2);
-        let b_space = space(&mut scratch.b, width * depth / 2);
+        let width = (B_ELEMENTS / depth / tile_cols * tile_cols).max(tile_cols).min(c.cols.next_multiple_of(SIDE));
+        let height = match layout {
+            Layout::InPlace => c.rows,
+            _ => (A_ELEMENTS / depth / tile_rows).max(1) * tile_rows,
+        };
+        let a_words = match layout {
+            Layout::InPlace => 0,
+            _ => (height.min(c.rows).div_ceil(tile_rows.min(SIDE)) + 1) * SIDE * depth / 2,
+        };
+        let (a_space, b_space) = (space(&mut scratch.a, a_words), space(&mut scratch.b, width * depth / 2));
         for j in (0..c.cols).step_by(width) {
             let n = width.min(c.cols - j);
             for p in (0..a.cols()).step_by(depth) {
@@ -150,8 +188,9 @@ pub(super) unsafe fn bgemm<T: SumStore>(
                     pack(b_space, b.block(p, j, k, n).transposed(), SIDE, WordOrder::WordByWord);
                     for i in (0..c.rows).step_by(height) {
                         let m = height.min(c.rows - i);
-                        let lines = lines(unit, a_space, a.block(i, p, m, k));
-                        multiply_block(unit, c.block(i, j, m, n), lines, b_space, (alpha, accumulate || p > 0));
+                        let rows = FactorRows::of(a.block(i, p, m, k), unit, layout, a_space, tile_rows);
+                        let tile = [tile_rows, tile_cols];
+                        multiply_block(unit, c.block(i, j, m, n), rows, tile, b_space, (alpha, accumulate || p > 0));
                     }
                 }
             }
@@ -176,39 +215,60 @@ fn space(lines: &mut Vec<WordLine>, words: usize) -> *mut u32 {
 #[derive(Clone, Copy)]
 struct FactorRows {
     data: *const u8,
-    /// Bytes from a line to the next, from one depth of `STEP` to the next, and from a panel of 16 lines to the next.
+    layout: Layout,
+    /// Bytes from a row to the next, and from one depth of `STEP` to the next.
     line: usize,
     step: usize,
+    /// Rows of a panel, and bytes from one to the next.
+    panel_rows: usize,
     panel: usize,
+    /// Depths of `STEP`, and words of a row.
     steps: usize,
+    words: usize,
 }
 
 impl FactorRows {
-    /// Those from a panel on.
-    fn at_panel(self, panel: usize) -> FactorRows {
-        FactorRows { data: self.data.wrapping_add(panel * self.panel), ..self }
+    /// Those of `a`, packed unless they can be read where they are.
+    ///
+    /// # Safety
+    /// `space` has room for what is packed, in panels of `tile_rows` or of 16.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn of(a: Factor, unit: Bf16Unit, layout: Layout, space: *mut u32, tile_rows: usize) -> FactorRows {
+        let steps = a.cols().div_ceil(STEP);
+        match a {
+            Factor::Bf16(mat) if layout == Layout::InPlace => {
+                let rows = FactorRows::as_stored(mat, layout, 1, steps);
+                return FactorRows { words: mat.cols / 2, ..rows };
+            }
+            Factor::Bf16(mat) if unit == Bf16Unit::Amx && is_in_tiles(mat) => {
+                return FactorRows::as_stored(mat, layout, SIDE, steps);
+            }
+            _ => {}
+        }
+        let panel_rows = tile_rows.min(SIDE);
+        let order = if layout == Layout::WordByWord { WordOrder::WordByWord } else { WordOrder::LineByLine };
+        // SAFETY: the caller's promise.
+        unsafe { pack(space, a, panel_rows, order) };
+        let (line, step) = (SIDE * size_of::<u32>(), SQUARE * size_of::<u32>());
+        let (data, panel, words) = (space.cast_const().cast(), steps * step, steps * SIDE);
+        FactorRows { data, layout, line, step, panel_rows, panel, steps, words }
+    }
+
+    fn as_stored(mat: Mat<bf16>, layout: Layout, panel_rows: usize, steps: usize) -> FactorRows {
+        let line = mat.row_stride * size_of::<bf16>();
+        let (step, panel) = (STEP * size_of::<bf16>(), panel_rows * line);
+        FactorRows { data: mat.data.cast(), layout, line, step, panel_rows, panel, steps, words: steps * SIDE }
+    }
+
+    /// Those from a row on, with which a panel begins.
+    fn at_row(self, row: usize) -> FactorRows {
+        FactorRows { data: self.data.wrapping_add(row / self.panel_rows * self.panel), ..self }
     }
 }
 
-/// The rows of `a`, packed unless tiles can be loaded from where they are.
-///
-/// # Safety
-/// `space` has room for them.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn lines(unit: Bf16Unit, space: *mut u32, a: Factor) -> FactorRows {
-    let steps = a.cols().div_ceil(STEP);
-    if let (Bf16Unit::Amx, Factor::Bf16(mat)) = (unit, a)
-        && mat.col_stride == 1
-        && mat.rows.is_multiple_of(SIDE)
-        && mat.cols.is_multiple_of(STEP)
-    {
-        let line = mat.row_stride * size_of::<bf16>();
-        return FactorRows { data: mat.data.cast(), line, step: STEP * size_of::<bf16>(), panel: SIDE * line, steps };
-    }
-    // SAFETY: the caller's promise.
-    unsafe { pack(space, a, unit.rows_packed(), WordOrder::LineByLine) };
-    let step = SQUARE * size_of::<u32>();
-    FactorRows { data: space.cast(), line: SIDE * size_of::<u32>(), step, panel: steps * step, steps }
+/// Whether tiles can be loaded from where the rows are.
+fn is_in_tiles(mat: Mat<bf16>) -> bool {
+    mat.col_stride == 1 && mat.rows.is_multiple_of(SIDE) && mat.cols.is_multiple_of(STEP)
 }
 
 /// A block of C by its rows of A and packed panels of B.
@@ -220,19 +280,20 @@ unsafe fn multiply_block<T: SumStore>(
     unit: Bf16Unit,
     c: MatMut<T>,
     a: FactorRows,
+    [tile_rows, tile_cols]: [usize; 2],
     b: *const u32,
     (alpha, accumulate): (f32, bool),
 ) {
-    for i in (0..c.rows).step_by(unit.rows()) {
-        let (m, a) = (unit.rows().min(c.rows - i), a.at_panel(i / unit.rows_packed()));
-        for j in (0..c.cols).step_by(NR) {
-            let n = NR.min(c.cols - j);
+    for i in (0..c.rows).step_by(tile_rows) {
+        let (m, a) = (tile_rows.min(c.rows - i), a.at_row(i));
+        for j in (0..c.cols).step_by(tile_cols) {
+            let n = tile_cols.min(c.cols - j);
             // SAFETY: panels were packed 16 columns wide; the tile lies inside C.
             unsafe {
                 let (c, b) = (c.block(i, j, m, n), b.add(j * a.steps * SIDE));
                 match unit {
                     Bf16Unit::Amx => multiply_tiles(c, a, b, alpha, accumulate),
-                    Bf16Unit::Avx512 => pairs_of_rows(c, a, b, alpha, accumulate),
+                    Bf16Unit::Avx512 => multiply_pairs(c, a, b, alpha, accumulate),
                 }
             }
         }

@@ -2,17 +2,58 @@
 
 use core::arch::x86_64::*;
 
-use super::{FactorRows, SIDE, SQUARE, SumStore};
+use super::{FactorRows, Layout, MR_IN_PLACE, MR_PAIRS, NR, NR_IN_PLACE, SIDE, SQUARE, SumStore};
 use crate::cpu::mat::MatMut;
 use crate::cpu::sgemm_avx512::low_mask;
 
-/// Up to 14 rows by 32 columns of C.
+/// Where a word of a factor's row lies, from the first of its depth of 32 on.
+trait Place {
+    fn offset(a: &FactorRows, row: usize, word: usize) -> usize;
+}
+
+/// Rows as they were stored.
+struct InPlace;
+/// A packed line is a row.
+struct LineByLine;
+/// A packed line is a word of each row.
+struct WordByWord;
+
+impl Place for InPlace {
+    #[inline(always)]
+    fn offset(a: &FactorRows, row: usize, word: usize) -> usize {
+        row * a.line + word * size_of::<u32>()
+    }
+}
+
+impl Place for LineByLine {
+    #[inline(always)]
+    fn offset(_: &FactorRows, row: usize, word: usize) -> usize {
+        (row * SIDE + word) * size_of::<u32>()
+    }
+}
+
+impl Place for WordByWord {
+    #[inline(always)]
+    fn offset(_: &FactorRows, row: usize, word: usize) -> usize {
+        (word * SIDE + row) * size_of::<u32>()
+    }
+}
+
+/// Rows and columns of C that are in registers at once: few rows, however far apart, have room in one set of a cache.
+pub(super) fn tile(layout: Layout) -> [usize; 2] {
+    match layout {
+        Layout::InPlace => [MR_IN_PLACE, NR_IN_PLACE],
+        Layout::LineByLine | Layout::WordByWord => [MR_PAIRS, NR],
+    }
+}
+
+/// A tile of C, or what is left of one at its edges.
 ///
 /// # Safety
 /// As [`multiply_block`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn pairs_of_rows<T: SumStore>(
+pub(super) unsafe fn multiply_pairs<T: SumStore>(
     c: MatMut<T>,
     a: FactorRows,
     b: *const u32,
@@ -20,55 +61,91 @@ pub(super) unsafe fn pairs_of_rows<T: SumStore>(
     accumulate: bool,
 ) {
     macro_rules! by_rows {
-        ($($rows:literal)*) => {
+        ($place:ty, $vectors:literal, $($rows:literal)*) => {
             match c.rows {
                 // SAFETY: forwarded from the caller.
-                $($rows => unsafe { pairs::<$rows, T>(c, a, b, alpha, accumulate) },)*
-                rows => unreachable!("a register tile has 1 to 14 rows, not {rows}"),
+                $($rows => unsafe { pairs::<$rows, $vectors, $place, T>(c, a, b, alpha, accumulate) },)*
+                rows => unreachable!("a register tile has no {rows} rows"),
             }
         };
     }
-    by_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+    match a.layout {
+        Layout::InPlace if c.cols > NR => by_rows!(InPlace, 4, 1 2 3 4 5 6),
+        Layout::InPlace => by_rows!(InPlace, 2, 1 2 3 4 5 6),
+        Layout::LineByLine => by_rows!(LineByLine, 2, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+        Layout::WordByWord => by_rows!(WordByWord, 2, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+    }
 }
 
-/// The register tile: `R` rows by two vectors. Each word of k loads two vectors of B and broadcasts `R` words of A.
+/// The register tile: `R` rows by `V` vectors. Each word of k loads the vectors of B and broadcasts a word of each row of A.
 ///
 /// # Safety
-/// As [`pairs_of_rows`]; C has R rows.
+/// As [`multiply_pairs`]; C has R rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn pairs<const R: usize, T: SumStore>(c: MatMut<T>, a: FactorRows, b: *const u32, alpha: f32, accumulate: bool) {
-    let (mut left, mut right) = ([_mm512_setzero_ps(); R], [_mm512_setzero_ps(); R]);
+unsafe fn pairs<const R: usize, const V: usize, P: Place, T: SumStore>(
+    c: MatMut<T>,
+    a: FactorRows,
+    b: *const u32,
+    alpha: f32,
+    accumulate: bool,
+) {
+    let mut sums = [[_mm512_setzero_ps(); V]; R];
     let halves = |words: __m512i| {
         // SAFETY: both are 64 bytes.
         unsafe { core::mem::transmute::<__m512i, __m512bh>(words) }
     };
-    // With 16 columns or fewer there is no second panel; its products are not kept.
-    let b_right = if c.cols > SIDE { b.wrapping_add(a.steps * SQUARE) } else { b };
-    // SAFETY: the squares hold 16 words for each of 16 lines; C's rows hold `c.cols` columns.
+    // Where C has no columns for a panel there may be none; the first stands for it, and its products are not kept.
+    let mut panels = [b; V];
+    for (v, panel) in panels.iter_mut().enumerate() {
+        if SIDE * v < c.cols {
+            *panel = b.wrapping_add(v * a.steps * SQUARE);
+        }
+    }
+    // SAFETY: the panels hold squares of 16 words for each of 16 columns; A has the words; C's rows hold `c.cols` columns.
     unsafe {
         for r in 0..R {
-            _mm_prefetch::<_MM_HINT_T0>(c.data.wrapping_add(r * c.row_stride).cast());
-            _mm_prefetch::<_MM_HINT_T0>(c.data.wrapping_add(r * c.row_stride + 16).cast());
-        }
-        for step in 0..a.steps {
-            let lines: *const i32 = a.data.add(step * a.step).cast();
-            for word in 0..SIDE {
-                let at = step * SQUARE + word * SIDE;
-                let [b0, b1] = [b, b_right].map(|b| halves(_mm512_load_si512(b.add(at).cast())));
-                for r in 0..R {
-                    let x = halves(_mm512_set1_epi32(*lines.add(r * SIDE + word)));
-                    left[r] = _mm512_dpbf16_ps(left[r], x, b0);
-                    right[r] = _mm512_dpbf16_ps(right[r], x, b1);
-                }
+            for v in 0..V {
+                _mm_prefetch::<_MM_HINT_T0>(c.data.wrapping_add(r * c.row_stride + SIDE * v).cast());
             }
         }
+        macro_rules! word {
+            ($step:expr, $word:expr) => {
+                let mut line = [halves(_mm512_setzero_si512()); V];
+                for (vector, panel) in line.iter_mut().zip(panels) {
+                    *vector = halves(_mm512_load_si512(panel.add($step * SQUARE + $word * SIDE).cast()));
+                }
+                let words = a.data.add($step * a.step);
+                for r in 0..R {
+                    let x = words.add(P::offset(&a, r, $word)).cast::<i32>().read_unaligned();
+                    let x = halves(_mm512_set1_epi32(x));
+                    for v in 0..V {
+                        sums[r][v] = _mm512_dpbf16_ps(sums[r][v], x, line[v]);
+                    }
+                }
+            };
+        }
+        for step in 0..a.words / SIDE {
+            if a.layout == Layout::InPlace {
+                for r in 0..R {
+                    // The next tile's rows.
+                    _mm_prefetch::<_MM_HINT_T1>(a.data.wrapping_add(step * a.step + (r + R) * a.line).cast());
+                }
+            }
+            for word in 0..SIDE {
+                word!(step, word);
+            }
+        }
+        for word in 0..a.words % SIDE {
+            word!(a.words / SIDE, word);
+        }
         let scale = _mm512_set1_ps(alpha);
-        let masks = [c.cols.min(16), c.cols.saturating_sub(16)].map(low_mask);
-        for r in 0..R {
-            let to = c.data.add(r * c.row_stride);
-            T::keep(to, masks[0], left[r], scale, accumulate);
-            T::keep(to.wrapping_add(16), masks[1], right[r], scale, accumulate);
+        for (r, sums) in sums.iter().enumerate() {
+            for (v, sum) in sums.iter().enumerate() {
+                let mask = low_mask(c.cols.saturating_sub(SIDE * v).min(SIDE));
+                let to = c.data.wrapping_add(r * c.row_stride + SIDE * v);
+                T::keep(to, mask, *sum, scale, accumulate);
+            }
         }
     }
 }

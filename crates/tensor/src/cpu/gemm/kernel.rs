@@ -4,7 +4,7 @@ use super::view::View;
 use super::wide::multiply_widened;
 use super::{Into, SumElement};
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::bgemm::{self, Bf16Unit};
+use crate::cpu::bgemm::Bf16Unit;
 use crate::cpu::mat::{Factor, Mat, MatMut};
 
 /// What multiplies two matrices on this CPU.
@@ -54,7 +54,7 @@ impl Kernel {
         {
             use crate::cpu::{sgemm_avx2, sgemm_avx512};
             if let Kernel::Bf16(unit) = self {
-                return packing([unit.rows(), bgemm::NR]);
+                return Blocking { tile: unit.tile(a, cols), packs_a: unit.packs(a, cols) };
             }
             if sgemm_avx512::is_supported() {
                 // Numbers that are widened are packed on the way.
