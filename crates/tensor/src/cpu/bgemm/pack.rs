@@ -118,7 +118,8 @@ impl Packs for bf16 {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
     unsafe fn pairs(runs: [(*const bf16, usize); 2]) -> __m512 {
         // SAFETY: as above.
-        interleave(runs.map(|(from, count)| unsafe { _mm256_maskz_loadu_epi16(low_mask(count), from.cast()) }))
+        let [even, odd] = runs.map(|(from, count)| unsafe { _mm256_maskz_loadu_epi16(low_mask(count), from.cast()) });
+        interleave(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(even), odd))
     }
 }
 
@@ -126,31 +127,49 @@ impl Packs for f32 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
     unsafe fn run(from: *const f32, count: usize) -> __m512 {
-        let half = |first: usize| {
-            let mask = low_mask(count.saturating_sub(first).min(16));
-            // SAFETY: masked lanes are not read.
-            unsafe { _mm512_maskz_loadu_ps(mask, from.wrapping_add(first)) }
-        };
-        let both = _mm512_cvtne2ps_pbh(half(16), half(0));
-        // SAFETY: both are 64 bytes.
-        unsafe { core::mem::transmute::<__m512bh, __m512>(both) }
+        // SAFETY: the caller's promise.
+        _mm512_castsi512_ps(unsafe {
+            rounded([(from, count.min(16)), (from.wrapping_add(16), count.saturating_sub(16))])
+        })
     }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
     unsafe fn pairs(runs: [(*const f32, usize); 2]) -> __m512 {
-        interleave(runs.map(|(from, count)| {
-            // SAFETY: masked lanes are not read.
-            let rounded = _mm512_cvtneps_pbh(unsafe { _mm512_maskz_loadu_ps(low_mask(count), from) });
-            // SAFETY: both are 32 bytes.
-            unsafe { core::mem::transmute::<__m256bh, __m256i>(rounded) }
-        }))
+        // SAFETY: the caller's promise.
+        interleave(unsafe { rounded(runs) })
     }
 }
 
+/// The elements of two runs, of at most 16 each, as bf16: one run behind the other.
+///
+/// # Safety
+/// As [`Packs::run`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-fn interleave([even, odd]: [__m256i; 2]) -> __m512 {
-    let [even, odd] = [even, odd].map(|half| _mm512_cvtepu16_epi32(half));
-    _mm512_castsi512_ps(_mm512_or_si512(even, _mm512_slli_epi32::<16>(odd)))
+unsafe fn rounded(runs: [(*const f32, usize); 2]) -> __m512i {
+    // SAFETY: masked lanes are not read; both types are 64 bytes.
+    unsafe {
+        let [low, high] = runs.map(|(from, count)| _mm512_maskz_loadu_ps(low_mask(count), from));
+        core::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low))
+    }
+}
+
+/// Two runs of 16, one behind the other, pair by pair.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+fn interleave(runs: __m512i) -> __m512 {
+    /// Where the word of each place comes from, two to a number.
+    const FROM: [u32; 16] = {
+        let mut from = [0; 16];
+        let mut at = 0;
+        while at < 16 {
+            from[at] = at as u32 | (16 + at as u32) << 16;
+            at += 1;
+        }
+        from
+    };
+    // SAFETY: sixteen numbers of 32 bits.
+    let from = unsafe { _mm512_loadu_si512(FROM.as_ptr().cast()) };
+    _mm512_castsi512_ps(_mm512_permutexvar_epi16(from, runs))
 }
