@@ -10,11 +10,11 @@ use guildhall_tensor::{Dtype, KernelKind, KernelTime, Phase, Tape, Tensor};
 
 use super::fit::EVEN;
 use super::prepare::{prepare, training_rows};
-use super::{CommandFailure, devices, duration, print, say, short};
+use super::{CommandFailure, blocking, devices, duration, print, say, short};
 use crate::cli::BenchArgs;
 use crate::config::{self, Config, StorageType};
 use crate::data::Source;
-use crate::launch::{self, Rank};
+use crate::launch::{self, Process, Rank};
 use crate::metrics::{BENCH_FILE, Ceilings, KernelShare, StepSpeed, write_atomically};
 use crate::moe::Routings;
 use crate::plan::{Task, step};
@@ -44,7 +44,12 @@ pub(super) fn run(arguments: BenchArgs) -> Result<(), CommandFailure> {
     super::fit::planned(&config, config.parallel.ranks)?;
     let corpus = prepare(&config)?;
     let (data, _) = training_rows(&corpus, &config, &say)?;
-    let ranks = launch::run(&config.parallel, |rank| measure(&rank, &config, &data, arguments.steps));
+    // What is to be known of a machine is worth measuring.
+    let blocks = blocking::here(&config.parallel, f64::INFINITY);
+    blocks.iter().for_each(|found| say(&format!("products {}", found.told())));
+    let mut process = Process::whole(&config.parallel);
+    process.divide(blocks.map(|found| found.blocking).unwrap_or_default());
+    let ranks = process.each(&config.parallel, |rank| measure(&rank, &config, &data, arguments.steps));
     let ranks = launch::first_cause(ranks, train::Error::is_consequence)
         .map_err(|failure| CommandFailure::Run(anyhow::anyhow!("{failure}")))?;
     let speed = speed(&config, &ranks);

@@ -65,6 +65,12 @@ impl Forecast {
         }
     }
 
+    /// Floating-point operations of the rank that has most, over the whole run.
+    pub(super) fn flop_of_rank(&self, config: &Config) -> f64 {
+        let of_step: f64 = self.cost.work.values().map(|work| 2.0 * work.multiply_adds as f64).sum();
+        of_step * config.train.steps as f64
+    }
+
     /// How much is trained, if not all, and what is not.
     pub(super) fn trained(&self, config: &Config) -> Option<String> {
         let frozen: Vec<&str> = config.frozen().into_iter().map(Role::name).collect();

@@ -51,7 +51,7 @@ fn here(config: &Config, neighbours: usize) -> Result<Machine, CommandFailure> {
         CommandFailure::Request(anyhow::anyhow!("how much memory is free is not known here: name a --device"))
     })?;
     let backend = config.parallel.backend;
-    launch::device(backend, 1, 0).map_err(|missing| {
+    launch::is_here(backend).map_err(|missing| {
         CommandFailure::Request(anyhow::anyhow!("{missing}; to plan for another machine, name a --device"))
     })?;
     let is_apart = launch::memory_apart(backend, neighbours).is_some();

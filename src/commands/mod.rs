@@ -2,6 +2,7 @@
 
 mod audit;
 mod bench;
+mod blocking;
 mod convert;
 mod decoding;
 mod devices;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use guildhall_tensor::Cause;
 
+use super::blocking;
 use super::first_and_last::FirstAndLast;
 use super::fit;
 use super::forecast::Forecast;
@@ -35,13 +36,13 @@ pub(super) fn run(arguments: TrainArgs) -> Result<(), CommandFailure> {
     let loaded =
         config::load_launched(&arguments.recipe, &set, arguments.ranks, processes).map_err(CommandFailure::request)?;
     fit::here(&loaded.config)?;
-    let joined = Joined::of(&loaded.config.parallel, super::give_up)?;
+    let mut joined = Joined::of(&loaded.config.parallel, super::give_up)?;
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();
     let handle = move || flag.store(true, Ordering::Relaxed);
     let manner = Manner { resume: arguments.resume, is_quiet: false, interrupted: &interrupted };
     let ended =
-        conduct(&joined.process, loaded, manner, || ctrlc::set_handler(handle).map_err(CommandFailure::request));
+        conduct(&mut joined.process, loaded, manner, || ctrlc::set_handler(handle).map_err(CommandFailure::request));
     if !matches!(ended, Err(CommandFailure::Run(_))) {
         joined.leave().map_err(|error| CommandFailure::run(anyhow::anyhow!(error)))?;
     }
@@ -61,7 +62,7 @@ pub struct Manner<'a> {
 /// What each process of a run does. The one that leads is the first everywhere, and alone speaks to the user and accounts
 /// for the run; `listen` is called when the run can be interrupted.
 pub fn conduct(
-    process: &Process,
+    process: &mut Process,
     loaded: Loaded,
     Manner { resume, is_quiet, interrupted }: Manner,
     listen: impl FnOnce() -> Result<(), CommandFailure>,
@@ -88,12 +89,16 @@ pub fn conduct(
     let content = data.corpus.split(Split::Train).content();
     let (routings, anew) = process.agree(|| train::routings(&job, content).map_err(CommandFailure::request))?;
     process.agree(|| fit::offload_folder(&job.config))?;
+    // In turn, so that processes of one machine do not measure at once, and all but the first find what it has kept.
+    let blocks = process.agree(|| Ok(blocking::here(&shared.parallel, plan.flop_of_rank(&job.config))))?;
+    process.divide(blocks.as_ref().map(|found| found.blocking).unwrap_or_default());
     let begin = || if leads { job.begin() } else { Ok(None) };
     let notice = process.agree(|| begin().map_err(CommandFailure::request))?;
     if speaks {
         notice.iter().for_each(|notice| say(&format!("note: {notice}")));
         nodes::notices(&job.config, process.nodes()).iter().for_each(|notice| say(&format!("note: {notice}")));
         say_plan(&plan, &job, process.nodes());
+        blocks.iter().for_each(|found| say(&format!("products {}", found.told())));
         say_routings(&job.config, &routings);
         anew.iter().for_each(|anew| say(&format!("note: {anew}")));
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use guildhall_tensor::{Device, EngineError, cuda_devices};
+use guildhall_tensor::{Blocking, Device, EngineError, cuda_devices};
 
 use crate::parallel::Backend;
 
@@ -30,11 +30,23 @@ pub fn memory_apart(backend: Backend, ranks: usize) -> Option<u64> {
 ///
 /// # Errors
 /// If this machine lacks what the backend needs.
-pub fn device(backend: Backend, threads: usize, place: usize) -> Result<Arc<Device>, MissingBackend> {
+pub(super) fn device(
+    backend: Backend,
+    (threads, blocking): (usize, Blocking),
+    place: usize,
+) -> Result<Arc<Device>, MissingBackend> {
     let found = match backend {
-        Backend::Cpu => Ok(Device::new(threads)),
+        Backend::Cpu => Ok(Device::blocked(threads, blocking)),
         Backend::Simulated => Device::simulated(threads),
         Backend::Cuda => cuda_devices().and_then(|gpus| Device::cuda(place % gpus.len().max(1), threads, false)),
     };
     found.map_err(|reason| MissingBackend { backend, reason })
+}
+
+/// Whether ranks can compute on it here.
+///
+/// # Errors
+/// As of the device of a rank.
+pub fn is_here(backend: Backend) -> Result<(), MissingBackend> {
+    device(backend, (1, Blocking::default()), 0).map(drop)
 }

@@ -27,9 +27,10 @@ use std::time::Duration;
 
 use guildhall_comm::wrap::{Delay, Ledger, Link, Network, Trace};
 use guildhall_comm::{Communicator, Failure};
-use guildhall_tensor::Device;
+use guildhall_tensor::{Blocking, Device};
 
-pub use backend::{MissingBackend, device, memory_apart};
+use backend::device;
+pub use backend::{MissingBackend, is_here, memory_apart};
 pub use ending::{Refusal, RunFailure, Tellable};
 pub use join::{GiveUp, Joined};
 pub use launcher::Launched;
@@ -79,7 +80,7 @@ fn rank_of(
     world: Arc<dyn Communicator>,
     config: &parallel::Config,
     nodes: &Nodes,
-    threads: usize,
+    (threads, blocking): (usize, Blocking),
     (is_first_here, runs_alone): (bool, bool),
 ) -> Rank {
     let world = match network(config) {
@@ -90,7 +91,7 @@ fn rank_of(
     // Commands ask for the backend before they begin, so that its absence is a refusal.
     let (rank, node) = (world.rank(), nodes.of(world.rank()));
     let place = (0..rank).filter(|&other| nodes.of(other) == node).count();
-    let device = device(config.backend, threads, place).unwrap_or_else(|missing| panic!("{missing}"));
+    let device = device(config.backend, (threads, blocking), place).unwrap_or_else(|missing| panic!("{missing}"));
     Rank { world, device, nodes: nodes.clone(), ledger, is_first_here, runs_alone }
 }
 
@@ -110,8 +111,8 @@ fn network(config: &parallel::Config) -> Option<Network> {
     })
 }
 
-/// A pool of one is the calling thread itself.
-fn in_pool<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
+/// Runs `f` where so many threads share its work. A pool of one is the calling thread itself.
+pub fn in_pool<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     match pool {
         Ok(pool) if threads > 1 => pool.install(f),

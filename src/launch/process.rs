@@ -10,6 +10,7 @@ use std::time::Duration;
 use guildhall_comm::control::{ControlLane, Received, Signal, mailbox};
 use guildhall_comm::threads::{self, Options};
 use guildhall_comm::{Clock, Communicator, Failure, SystemClock};
+use guildhall_tensor::Blocking;
 
 use super::ending::{Ending, verdict};
 use super::node::{cores, machine, node};
@@ -40,6 +41,7 @@ pub struct Process {
     /// Of all ranks.
     nodes: Nodes,
     runs_alone: bool,
+    blocking: Blocking,
 }
 
 /// Where a rank is, as its process tells the others.
@@ -143,7 +145,13 @@ impl Process {
             clock: SystemClock::new(),
             timeout: Duration::from_secs(config.timeout_s),
             runs_alone: false,
+            blocking: Blocking::default(),
         }
+    }
+
+    /// Says how ranks that run from now on divide products.
+    pub fn divide(&mut self, blocking: Blocking) {
+        self.blocking = blocking;
     }
 
     /// Whether rank 0 is here: who leads speaks to the user, and is the first in a run's folder.
@@ -256,7 +264,7 @@ impl Process {
     }
 
     /// [`Process::run`] without a word to other processes.
-    pub(super) fn each<T: Send, E: Display + Send>(
+    pub fn each<T: Send, E: Display + Send>(
         &self,
         config: &parallel::Config,
         f: impl Fn(Rank) -> Result<T, E> + Sync,
@@ -265,7 +273,7 @@ impl Process {
         let first = self.members[0].world.rank();
         threads::run_on(self.members.iter().map(|member| member.world.clone()).collect(), |world| {
             let is_first_here = world.rank() == first;
-            let rank = rank_of(world, config, &self.nodes, threads, (is_first_here, self.runs_alone));
+            let rank = rank_of(world, config, &self.nodes, (threads, self.blocking), (is_first_here, self.runs_alone));
             in_pool(threads, || f(rank.clone()))
         })
     }

@@ -1,6 +1,9 @@
 //! `guildhall bench`: times that add up, and operations that are counted.
 
+use std::fs;
+
 use guildhall::metrics::{BENCH_FILE, StepSpeed};
+use guildhall_tensor::Blocking;
 use serde_json::Value;
 
 use crate::program::{RECIPE, RUN, Workshop};
@@ -56,4 +59,43 @@ fn the_page_of_a_run_shows_what_was_measured() {
         shop.fails(&format!("{command} --set memory.budget=5"), 2, &["memory.budget lets it hold 5", "would need"]);
     }
     shop.fails(&format!("bench {RECIPE} --steps 0"), 2, &["--steps 0", "use 1 or more"]);
+}
+
+/// The first to look keeps what it has measured; a run that is too short for that takes what is kept. Neither the file nor
+/// what it says changes a number.
+#[test]
+fn a_processor_is_measured_once_and_no_number_depends_on_it() {
+    let shop = Workshop::new();
+    let at_home = |arguments: &str| {
+        let done = shop.command(arguments).env("HOME", shop.path("home")).output().unwrap();
+        let told = [done.stdout, done.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+        assert!(done.status.success(), "{arguments}: {told}");
+        told
+    };
+    let train = |run: &str| at_home(&format!("train {RECIPE} --set train.steps=2 --set run.dir={run}"));
+    let short = train("short");
+    if !Blocking::is_a_choice() {
+        return assert!(!short.contains("products "), "{short}");
+    }
+    assert!(
+        short.contains("products f32 in blocks of ") && short.contains("a run this short measures nothing"),
+        "{short}"
+    );
+    let bench = || at_home(&format!("bench {RECIPE} --steps 1"));
+    let (first, second) = (bench(), bench());
+    assert!(first.contains("measured in ") && first.contains("kept in "), "{first}");
+    assert!(second.contains("measured on this processor"), "{second}");
+    let kept = fs::read_dir(shop.path("home/.cache/guildhall")).unwrap().next().unwrap().unwrap().path();
+    let mut file: Value = serde_json::from_slice(&fs::read(&kept).unwrap()).unwrap();
+    for packed_kib in [512, 2048] {
+        file["blocking"]["f32"]["packed_kib"] = packed_kib.into();
+        fs::write(&kept, file.to_string()).unwrap();
+        let run = format!("run-{packed_kib}");
+        let told = train(&run);
+        assert!(
+            told.contains(kept.file_name().unwrap().to_str().unwrap()) && told.contains(&format!("{packed_kib} KiB")),
+            "{told}"
+        );
+        assert_eq!(shop.tensors(&run, 2), shop.tensors("short", 2));
+    }
 }

@@ -299,7 +299,7 @@ fn started(
             Ok(())
         };
         let manner = train::Manner { resume: resumes, is_quiet: false, interrupted: &stops };
-        train::conduct(&process.unwrap(), loaded, manner, listen)
+        train::conduct(&mut process.unwrap(), loaded, manner, listen)
     })
 }
 

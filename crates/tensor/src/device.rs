@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use crate::account::{Account, Cause, Charge};
 use crate::books::{Books, Phase};
+use crate::cpu::gemm::Blocking;
 use crate::gpu::{EngineError, Gpu};
 use crate::kernel_times::{KernelTime, KernelTimes};
 use crate::pool::Free;
@@ -17,6 +18,7 @@ use crate::pool::Free;
 #[derive(Debug)]
 pub struct Device {
     threads: usize,
+    blocking: Blocking,
     engine: Engine,
     account: Account,
     multiply_adds: AtomicU64,
@@ -41,14 +43,19 @@ pub(crate) enum Engine {
 impl Device {
     /// A device whose kernels use up to `threads` threads of the rayon pool they are called in.
     pub fn new(threads: usize) -> Arc<Device> {
+        Device::blocked(threads, Blocking::default())
+    }
+
+    /// The same, whose products are divided as its processor does best.
+    pub fn blocked(threads: usize, blocking: Blocking) -> Arc<Device> {
         assert!(threads > 0, "a device needs at least one thread");
-        Device::with(threads, Engine::Host)
+        Device::with(threads, blocking, Engine::Host)
     }
 
     /// A device whose tensors have sizes and no elements: everything that runs on it allocates, charges and counts as it
     /// would on the host with as many threads, and computes nothing.
     pub fn sizes(threads: usize) -> Arc<Device> {
-        Device::with(threads, Engine::Sizes(Books::default()))
+        Device::with(threads, Blocking::default(), Engine::Sizes(Books::default()))
     }
 
     /// A device whose kernels are those of accelerators, compiled for the host and run there in memory that is not the
@@ -70,14 +77,19 @@ impl Device {
     }
 
     pub(crate) fn accelerated(threads: usize, gpu: Gpu) -> Arc<Device> {
-        Device::with(threads, Engine::Accelerator(gpu))
+        Device::with(threads, Blocking::default(), Engine::Accelerator(gpu))
     }
 
-    fn with(threads: usize, engine: Engine) -> Arc<Device> {
+    fn with(threads: usize, blocking: Blocking, engine: Engine) -> Arc<Device> {
         let (multiply_adds, crossings) = (AtomicU64::new(0), AtomicU64::new(0));
         let (account, free, scope) = (Account::new(), Mutex::default(), Mutex::new("".into()));
         let times = OnceLock::new();
-        Arc::new(Device { threads, engine, account, multiply_adds, crossings, free, scope, times })
+        Arc::new(Device { threads, blocking, engine, account, multiply_adds, crossings, free, scope, times })
+    }
+
+    /// How products are divided.
+    pub(crate) fn blocking(&self) -> &Blocking {
+        &self.blocking
     }
 
     pub(crate) fn engine(&self) -> &Engine {

@@ -38,6 +38,7 @@ mod value;
 
 pub use account::{Account, Cause, Charge, Excess};
 pub use books::{Books, Launches, Phase, Work};
+pub use cpu::gemm::{Blocking, ProductBlocks};
 pub use cpu::instructions::instruction_sets;
 pub use crossing::to_host;
 pub use device::{Device, Held};

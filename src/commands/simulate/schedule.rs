@@ -81,7 +81,7 @@ impl<'a> SimulatedRecipe<'a> {
     pub(super) fn prepare(&'a self) -> Result<Undisturbed<'a>, CommandFailure> {
         prepare(self.config())?;
         let manner = Manner { resume: false, is_quiet: true, interrupted: &AtomicBool::new(false) };
-        conduct(&Process::whole(&self.config().parallel), self.loaded.clone(), manner, || Ok(()))?;
+        conduct(&mut Process::whole(&self.config().parallel), self.loaded.clone(), manner, || Ok(()))?;
         let reached = Reached::of(self.config()).map_err(|what| CommandFailure::Run(anyhow::anyhow!(what)))?;
         let mut reference = Undisturbed { recipe: self, reached, turns: vec![0; self.config().parallel.ranks] };
         let simulated = load(self.arguments, &self.folder.join("simulated"))?;
@@ -150,7 +150,7 @@ impl Undisturbed<'_> {
         let end = launch::simulate(&loaded.config.parallel, script, |process| {
             let interrupted = &AtomicBool::new(false);
             let manner = Manner { resume, is_quiet: true, interrupted };
-            conduct(&process?, loaded.clone(), manner, || Ok(()))
+            conduct(&mut process?, loaded.clone(), manner, || Ok(()))
         });
         let SimulatedEnd { ends, turns, had_mishap, .. } = end.map_err(|stuck| stuck.to_string())?;
         let mishap = script.mishap.filter(|_| had_mishap);

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use crate::cpu::attention_blocks::{AttentionBlock, BlockSizes, blocks};
 use crate::cpu::attention_call::{AttentionCall, AttentionSizes, HeadMatrix, Shared, store};
-use crate::cpu::gemm::{ADD, Into, SET, View, gemm_serial};
+use crate::cpu::gemm::{ADD, Into, SET, View, gemm_small};
 use crate::cpu::math::exp;
 use crate::cpu::rows::{dot, simd};
 use crate::cpu::stored::StoredRef;
@@ -130,7 +130,7 @@ fn forward_head(
                     sums.iter_mut().for_each(|x| *x *= shrink);
                 }
             }
-            gemm_serial(sums, d, View::new(scores, keys, n, n).t(), v.rows(block.keys.clone()), ADD);
+            gemm_small(sums, d, View::new(scores, keys, n, n).t(), v.rows(block.keys.clone()), ADD);
         }
         for (r, token) in queries.map(|query| row * seq + query).enumerate() {
             // SAFETY: this head's columns of this row belong to this task.
@@ -153,7 +153,7 @@ fn turned_scores(
 ) {
     let [n, _] = block.sizes();
     let (q, k) = (q.rows(block.queries.clone()), k.rows(block.keys.clone()));
-    gemm_serial(scores, n, k, q.t(), Into { alpha: call.shape.scale, accumulate: false });
+    gemm_small(scores, n, k, q.t(), Into { alpha: call.shape.scale, accumulate: false });
     if !bias.is_empty() {
         // Distances fall by one from a query to the next.
         let nearest = call.first_distance(block.queries.end - 1);
@@ -336,7 +336,7 @@ fn backward_head(
             let dout =
                 View::new(&saved.dout[token(first) * value_dim..], n, value_dim, heads * value_dim).rounded(in_bf16);
             scores(p, call, ([q, k], &bias), &block);
-            gemm_serial(dp, keys, dout, v.rows(block.keys.clone()).t(), SET);
+            gemm_small(dp, keys, dout, v.rows(block.keys.clone()).t(), SET);
             for (r, t) in block.queries.clone().enumerate() {
                 let (p, dp) = (&mut p[r * keys..][..keys], &mut dp[r * keys..][..keys]);
                 to_gradients(p, dp, block.keys_of(r), saved.lse[token(t)], inner[t - i], scale);
@@ -347,9 +347,9 @@ fn backward_head(
             }
             let p = View::new(p, n, keys, keys);
             let ds = View::new(dp, n, keys, keys);
-            gemm_serial(&mut dv[j * value_dim..], value_dim, p.t(), dout, ADD);
-            gemm_serial(&mut dq[first * d..], d, ds, k.rows(block.keys.clone()), ADD);
-            gemm_serial(&mut dk[j * d..], d, ds.t(), q.rows(block.queries.clone()), ADD);
+            gemm_small(&mut dv[j * value_dim..], value_dim, p.t(), dout, ADD);
+            gemm_small(&mut dq[first * d..], d, ds, k.rows(block.keys.clone()), ADD);
+            gemm_small(&mut dk[j * d..], d, ds.t(), q.rows(block.queries.clone()), ADD);
         }
     }
     terms
@@ -365,7 +365,7 @@ fn scores(
 ) {
     let [_, keys] = block.sizes();
     let (q, k) = (q.rows(block.queries.clone()), k.rows(block.keys.clone()));
-    gemm_serial(scores, keys, q, k.t(), Into { alpha: call.shape.scale, accumulate: false });
+    gemm_small(scores, keys, q, k.t(), Into { alpha: call.shape.scale, accumulate: false });
     if !bias.is_empty() {
         for (query, line) in block.queries.clone().zip(scores.chunks_exact_mut(keys)) {
             let bias = &bias[call.first_distance(query) + block.keys.start..][..keys];

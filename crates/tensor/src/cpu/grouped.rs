@@ -127,7 +127,7 @@ fn multiply_groups<T: SumElement>(
             let x = View::of(x.tail(rows.start * inner), rows.len(), inner, inner);
             let w = w.tail(expert * size);
             let w = if by_transpose { View::of(w, outer, inner, inner).t() } else { View::of(w, inner, outer, outer) };
-            gemm_serial(&mut piece, outer, x, w, set_or_add(accumulate));
+            gemm_serial(device, &mut piece, outer, x, w, set_or_add(accumulate));
         },
     );
 }
@@ -160,7 +160,7 @@ pub(crate) fn grouped_weight_gradient(
             if together {
                 gemm(device, dw, inner, g, x, how);
             } else {
-                gemm_serial(dw, inner, g, x, how);
+                gemm_serial(device, dw, inner, g, x, how);
             }
         });
     };

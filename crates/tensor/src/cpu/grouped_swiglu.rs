@@ -123,7 +123,7 @@ fn forward<T: SwigluValue>(
             let count = rows.len();
             let x = View::of(x.tail(rows.start * outer), count, outer, outer);
             let w = View::of(first.tail(expert * 2 * inner * outer), 2 * inner, outer, outer);
-            gemm_serial(&mut kept, 2 * inner, x, w.t(), SET);
+            gemm_serial(device, &mut kept, 2 * inner, x, w.t(), SET);
             if let Some((y, second)) = &y {
                 second_product(device, &mut take(&y[i]), &kept, second.tail(expert * inner * outer), widths);
             }
@@ -185,7 +185,7 @@ fn second_product<T: SwigluValue>(
         gated(h, line);
     }
     let w = View::of(w, outer, inner, inner);
-    gemm_serial(y, outer, View::of(T::numbers(&hidden), count, inner, inner), w.t(), SET);
+    gemm_serial(device, y, outer, View::of(T::numbers(&hidden), count, inner, inner), w.t(), SET);
     T::give(device, hidden);
 }
 
@@ -236,7 +236,7 @@ fn backward<T: SwigluValue>(
             let g = View::new(&g[rows.start * outer..], count, outer, outer);
             let w = View::of(second.tail(expert * inner * outer), outer, inner, inner);
             let mut slopes = device.take_f32(count * inner);
-            gemm_serial(&mut slopes, inner, g, w, SET);
+            gemm_serial(device, &mut slopes, inner, g, w, SET);
             let lines = hidden.chunks_exact_mut(inner).zip(kept.chunks_exact_mut(2 * inner));
             for ((h, line), slopes) in lines.zip(slopes.chunks_exact(inner)) {
                 gated_gradient(h, line, slopes);
@@ -244,7 +244,7 @@ fn backward<T: SwigluValue>(
             device.give_f32(slopes);
             let w = View::of(first.tail(expert * 2 * inner * outer), 2 * inner, outer, outer);
             let kept = View::of(T::numbers(&kept), count, 2 * inner, 2 * inner);
-            gemm_serial(&mut dx, outer, kept, w, set_or_add(accumulate));
+            gemm_serial(device, &mut dx, outer, kept, w, set_or_add(accumulate));
         },
     );
 }

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::attention::{dot_stored, to_gradients};
 use super::attention_call::Shared;
-use super::gemm::{ADD, Into, SET, View, gemm_serial};
+use super::gemm::{ADD, Into, SET, View, gemm_small};
 use super::math::exp;
 use super::rows::{for_rows, largest, simd, sum};
 use super::stored::{StoredNumber, StoredRef, as_numbers};
@@ -151,8 +151,8 @@ impl<'a> HeadOperands<'a> {
         let d = self.shape.head_dim;
         let how = Into { alpha: self.shape.scale(), accumulate: false };
         let far = lines(&self.distances, self.shape.farthest((i, queries), j), queries + keys - 1, d);
-        gemm_serial(scores, BLOCK, lines(&self.content, i, queries, d), lines(&self.keys, j, keys, d).t(), how);
-        gemm_serial(diagonals, 2 * BLOCK, lines(&self.position, i, queries, d), far.t(), how);
+        gemm_small(scores, BLOCK, lines(&self.content, i, queries, d), lines(&self.keys, j, keys, d).t(), how);
+        gemm_small(diagonals, 2 * BLOCK, lines(&self.position, i, queries, d), far.t(), how);
         for r in 0..queries {
             let diagonal = &diagonals[r * 2 * BLOCK + queries - 1 - r..][..keys];
             scores[r * BLOCK..][..keys].iter_mut().zip(diagonal).for_each(|(s, d)| *s += d);
@@ -232,7 +232,7 @@ fn forward_head(head: &HeadOperands, out: Shared, lse: Shared) {
                 }
             }
             let weights = View::new(&scores, queries, keys, BLOCK);
-            gemm_serial(&mut sums, d, weights, lines(&head.values, j, keys, d), ADD);
+            gemm_small(&mut sums, d, weights, lines(&head.values, j, keys, d), ADD);
         }
         for r in 0..queries {
             let at = (head.row * seq + i + r) * heads + head.head;
@@ -346,7 +346,7 @@ fn backward_head(head: &HeadOperands, out: StoredRef, lse: &[f32], dout: &[f32])
         for j in head.key_blocks(i, queries) {
             let keys = BLOCK.min(seq - j);
             head.scores(&mut p, &mut diagonals, (i, queries), (j, keys));
-            gemm_serial(&mut dp, BLOCK, upstream, lines(&head.values, j, keys, d).t(), SET);
+            gemm_small(&mut dp, BLOCK, upstream, lines(&head.values, j, keys, d).t(), SET);
             for r in 0..queries {
                 let (from, _, to) = head.visible(i + r, j, keys);
                 let (p, dp) = (&mut p[r * BLOCK..][..keys], &mut dp[r * BLOCK..][..keys]);
@@ -373,7 +373,7 @@ fn content_slopes(
     ((i, queries), (j, keys)): Blocks,
 ) {
     let d = head.shape.head_dim;
-    gemm_serial(
+    gemm_small(
         &mut slopes.content[i * d..],
         d,
         View::new(ds, queries, keys, BLOCK),
@@ -397,8 +397,8 @@ fn content_slopes(
             kept
         };
         let (p, ds) = (only(p), only(ds));
-        gemm_serial(&mut slopes.values[part][j * d..], d, View::new(&p, queries, keys, BLOCK).t(), upstream, ADD);
-        gemm_serial(&mut slopes.keys[part][j * d..], d, View::new(&ds, queries, keys, BLOCK).t(), content, ADD);
+        gemm_small(&mut slopes.values[part][j * d..], d, View::new(&p, queries, keys, BLOCK).t(), upstream, ADD);
+        gemm_small(&mut slopes.keys[part][j * d..], d, View::new(&ds, queries, keys, BLOCK).t(), content, ADD);
     }
 }
 
@@ -417,9 +417,9 @@ fn position_slopes(
         diagonals[r * 2 * BLOCK + queries - 1 - r..][..keys].copy_from_slice(&ds[r * BLOCK..][..keys]);
     }
     let (diagonals, far) = (View::new(diagonals, queries, count, 2 * BLOCK), head.shape.farthest((i, queries), j) * d);
-    gemm_serial(&mut slopes.position[i * d..], d, diagonals, View::new(&head.distances[far..], count, d, d), ADD);
+    gemm_small(&mut slopes.position[i * d..], d, diagonals, View::new(&head.distances[far..], count, d, d), ADD);
     let position = lines(&head.position, i, queries, d);
-    gemm_serial(&mut slopes.distances[far..], d, diagonals.t(), position, ADD);
+    gemm_small(&mut slopes.distances[far..], d, diagonals.t(), position, ADD);
 }
 
 #[inline(always)]

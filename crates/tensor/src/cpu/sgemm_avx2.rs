@@ -1,12 +1,13 @@
 //! Single-precision matrix product for CPUs with AVX2 and FMA: one thread, any strides, `C = alpha A B (+ C)`.
 //!
 //! Blocking for a small second-level cache: a packed block of A (`MC x KC`) stays there while the panels of a packed
-//! block of B (`KC x NC`), one after the other in the first-level cache, pass by it. The kernel keeps a `6 x 16` tile of
+//! block of B, one after the other in the first-level cache, pass by it. The kernel keeps a `6 x 16` tile of
 //! C in 12 of 16 vector registers. Edges are handled as in `sgemm_avx512`: smaller kernels, masked loads and stores.
 
 use core::arch::x86_64::*;
 use std::cell::RefCell;
 
+use super::gemm::{Into, ProductBlocks};
 use super::mat::{Mat, MatMut};
 
 /// Rows of C in registers.
@@ -19,8 +20,6 @@ pub(super) const NR: usize = 16;
 const KC: usize = 256;
 /// Rows of a packed block of A: `MC x KC` floats are less than half of a 512 KiB second-level cache.
 const MC: usize = MR * 24;
-/// Columns of a packed block of B: `KC x NC` floats are 2 MiB of the last-level cache.
-const NC: usize = 2048;
 /// Floats of a vector.
 const LANES: usize = 8;
 
@@ -38,18 +37,19 @@ pub(super) fn is_supported() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
 }
 
-/// `c = alpha * a * b`, or `c += alpha * a * b` with `accumulate`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`.
+/// `c (+)= alpha * a * b`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`.
 ///
 /// # Safety
 /// The CPU supports AVX2 and FMA, and the three matrices cover the memory their shapes and strides say.
 #[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn sgemm(c: MatMut, a: Mat, b: Mat, alpha: f32, accumulate: bool) {
+pub(super) unsafe fn sgemm(c: MatMut, a: Mat, b: Mat, Into { alpha, accumulate }: Into, blocks: ProductBlocks) {
     SCRATCH.with_borrow_mut(|[a_space, b_space]| {
         let depth = block_depth(a.cols);
         let a_packed = room(a_space, MC / MR * MR_PACKED * depth);
-        let b_packed = room(b_space, b.cols.min(NC).next_multiple_of(NR) * depth);
-        for j in (0..b.cols).step_by(NC) {
-            let n = NC.min(b.cols - j);
+        let n_block = ProductBlocks::columns(blocks.packed_kib, depth, size_of::<f32>(), NR);
+        let b_packed = room(b_space, b.cols.min(n_block).next_multiple_of(NR) * depth);
+        for j in (0..b.cols).step_by(n_block) {
+            let n = n_block.min(b.cols - j);
             for p in (0..a.cols).step_by(depth) {
                 let k = depth.min(a.cols - p);
                 // SAFETY: every block below lies inside the matrices, by the loop bounds; the space was made for them.

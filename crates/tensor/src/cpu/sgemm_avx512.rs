@@ -1,6 +1,6 @@
 //! Single-precision matrix product for CPUs with AVX-512: one thread, any strides, `C = alpha A B (+ C)`.
 //!
-//! The classic three-level blocking: a block of B (`KC x NC`) is packed so that the innermost kernel reads it with unit
+//! The classic three-level blocking: a block of B is packed so that the innermost kernel reads it with unit
 //! stride. Where numbers of a row of A are adjacent, a kernel reads them where they lie, and keeps a `6 x 64` tile of C
 //! in 24 vector registers: six rows, however far apart, have room in one set of an 8-way cache. Otherwise, and where C
 //! is no wider than a panel of B, blocks of A (`MC x KC`) are packed, too, and the kernel keeps a `14 x 32` tile. Either
@@ -10,6 +10,7 @@
 use core::arch::x86_64::*;
 use std::cell::RefCell;
 
+use super::gemm::{Into, ProductBlocks};
 use super::mat::{Mat, MatMut};
 
 /// Rows of C in registers where A is packed.
@@ -23,10 +24,6 @@ const NR: usize = 32;
 const KC: usize = 256;
 /// Rows of a packed block of A: enough panels for the packing to read whole cache lines of a transposed operand.
 const MC: usize = MR * 8;
-/// Columns of a packed block of B: `KC x NC` floats are half of a 2 MiB second-level cache. Each block packs A again.
-const NC: usize = 1024;
-/// The same where A is not packed, and B is read twice as often: half of a 1 MiB second-level cache.
-const NC_IN_PLACE: usize = 512;
 /// Rows of C in registers where A is not packed.
 const MR_IN_PLACE: usize = 6;
 /// Columns of C in registers there: two panels of B.
@@ -48,8 +45,8 @@ pub(super) fn is_supported() -> bool {
 
 /// Whether [`sgemm`] reads A where it lies, for a product of `cols` columns: its rows are lines of memory, and C is wide
 /// enough for the tile.
-pub(super) fn reads_in_place(a: Mat, cols: usize) -> bool {
-    a.col_stride == 1 && cols > NR
+pub(super) fn reads_in_place(a: Mat, cols: usize, blocks: ProductBlocks) -> bool {
+    blocks.in_place_kib.is_some() && a.col_stride == 1 && cols > NR
 }
 
 /// Rows and columns of C in registers, where A is read in place or packed.
@@ -57,16 +54,17 @@ pub(super) fn tile(is_in_place: bool) -> [usize; 2] {
     if is_in_place { [MR_IN_PLACE, NR_IN_PLACE] } else { [MR, NR] }
 }
 
-/// `c = alpha * a * b`, or `c += alpha * a * b` with `accumulate`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`.
+/// `c (+)= alpha * a * b`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`.
 ///
 /// # Safety
 /// The CPU supports AVX-512F, and the three matrices cover the memory their shapes and strides say.
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn sgemm(c: MatMut, a: Mat, b: Mat, alpha: f32, accumulate: bool) {
-    let is_in_place = reads_in_place(a, b.cols);
-    let n_block = if is_in_place { NC_IN_PLACE } else { NC };
+pub(super) unsafe fn sgemm(c: MatMut, a: Mat, b: Mat, Into { alpha, accumulate }: Into, blocks: ProductBlocks) {
+    let is_in_place = reads_in_place(a, b.cols, blocks);
+    let kib = blocks.in_place_kib.filter(|_| is_in_place).unwrap_or(blocks.packed_kib);
     SCRATCH.with_borrow_mut(|(a_space, b_space)| {
         let depth = block_depth(a.cols);
+        let n_block = ProductBlocks::columns(kib, depth, size_of::<f32>(), tile(is_in_place)[1]);
         if !is_in_place {
             grow(a_space, MC / MR * MR_PACKED * depth / 16);
         }

@@ -18,6 +18,7 @@ use std::sync::OnceLock;
 
 use half::bf16;
 
+use super::gemm::{Into, ProductBlocks};
 use super::mat::{Factor, Mat, MatMut};
 use super::sgemm_avx512::store;
 use pack::{WordOrder, pack};
@@ -42,8 +43,6 @@ const KC: usize = 512;
 /// Elements of the panels of A that are packed together: rows that lie side by side are then read by several cache lines
 /// at a time, for each k lies in a page of its own.
 const A_ELEMENTS: usize = 1 << 17;
-/// Elements of a packed panel of B: a quarter of a second-level cache of 2 MiB.
-const B_ELEMENTS: usize = 1 << 18;
 
 /// What multiplies bf16 on this CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,38 +67,42 @@ impl Bf16Unit {
     }
 
     /// Rows and columns of C that the kernel computes at once, for a product of `cols` columns by `a`.
-    pub(super) fn tile(self, a: Factor, cols: usize) -> [usize; 2] {
+    pub(super) fn tile(self, a: Factor, cols: usize, blocks: ProductBlocks) -> [usize; 2] {
         match self {
             Bf16Unit::Amx => [2 * SIDE, NR],
-            Bf16Unit::Avx512 => tile(self.layout(a, cols)),
+            Bf16Unit::Avx512 => tile(self.layout(a, cols, blocks)),
         }
     }
 
     /// Whether rows of A are packed in a product of `cols` columns.
-    pub(super) fn packs(self, a: Factor, cols: usize) -> bool {
-        self.layout(a, cols) != Layout::InPlace
+    pub(super) fn packs(self, a: Factor, cols: usize, blocks: ProductBlocks) -> bool {
+        self.layout(a, cols, blocks) != RowLayout::InPlace
     }
 
     /// How the kernel finds words of A.
-    fn layout(self, a: Factor, cols: usize) -> Layout {
+    fn layout(self, a: Factor, cols: usize, blocks: ProductBlocks) -> RowLayout {
         let is_by_rows = match a {
             Factor::F32(mat) => mat.col_stride == 1,
             Factor::Bf16(mat) => mat.col_stride == 1,
         };
         match (self, a) {
             // What tiles read where it lies is asked block by block.
-            (Bf16Unit::Amx, _) => Layout::LineByLine,
+            (Bf16Unit::Amx, _) => RowLayout::LineByLine,
             // A word is two numbers of a row.
-            (_, Factor::Bf16(mat)) if is_by_rows && mat.cols.is_multiple_of(2) && cols > NR => Layout::InPlace,
-            _ if is_by_rows => Layout::LineByLine,
-            _ => Layout::WordByWord,
+            (_, Factor::Bf16(mat))
+                if blocks.in_place_kib.is_some() && is_by_rows && mat.cols.is_multiple_of(2) && cols > NR =>
+            {
+                RowLayout::InPlace
+            }
+            _ if is_by_rows => RowLayout::LineByLine,
+            _ => RowLayout::WordByWord,
         }
     }
 }
 
 /// How rows of A lie where the kernels read them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Layout {
+enum RowLayout {
     /// As they are stored.
     InPlace,
     /// Packed, in either order.
@@ -147,7 +150,7 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// `c = alpha * a * b`, or `c += alpha * a * b` with `accumulate`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`; k > 0.
+/// `c (+)= alpha * a * b`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`; k > 0.
 /// SumStore are f32, and rounded once where C is not.
 ///
 /// # Safety
@@ -156,10 +159,9 @@ thread_local! {
 pub(super) unsafe fn bgemm<T: SumStore>(
     unit: Bf16Unit,
     c: MatMut<T>,
-    a: Factor,
-    b: Factor,
-    alpha: f32,
-    accumulate: bool,
+    (a, b): (Factor, Factor),
+    Into { alpha, accumulate }: Into,
+    blocks: ProductBlocks,
 ) {
     SCRATCH.with_borrow_mut(|scratch| {
         if unit == Bf16Unit::Amx && !scratch.has_tiles {
@@ -167,15 +169,16 @@ pub(super) unsafe fn bgemm<T: SumStore>(
             unsafe { configure_tiles() };
             scratch.has_tiles = true;
         }
-        let (layout, [tile_rows, tile_cols]) = (unit.layout(a, c.cols), unit.tile(a, c.cols));
+        let (layout, [tile_rows, tile_cols]) = (unit.layout(a, c.cols, blocks), unit.tile(a, c.cols, blocks));
+        let kib = blocks.in_place_kib.filter(|_| layout == RowLayout::InPlace).unwrap_or(blocks.packed_kib);
         let depth = panel_depth(a.cols(), T::DEPTH_MAX);
-        let width = (B_ELEMENTS / depth / tile_cols * tile_cols).max(tile_cols).min(c.cols.next_multiple_of(SIDE));
+        let width = ProductBlocks::columns(kib, depth, size_of::<bf16>(), tile_cols).min(c.cols.next_multiple_of(SIDE));
         let height = match layout {
-            Layout::InPlace => c.rows,
+            RowLayout::InPlace => c.rows,
             _ => (A_ELEMENTS / depth / tile_rows).max(1) * tile_rows,
         };
         let a_words = match layout {
-            Layout::InPlace => 0,
+            RowLayout::InPlace => 0,
             _ => (height.min(c.rows).div_ceil(tile_rows.min(SIDE)) + 1) * SIDE * depth / 2,
         };
         let (a_space, b_space) = (space(&mut scratch.a, a_words), space(&mut scratch.b, width * depth / 2));
@@ -215,7 +218,7 @@ fn space(lines: &mut Vec<WordLine>, words: usize) -> *mut u32 {
 #[derive(Clone, Copy)]
 struct FactorRows {
     data: *const u8,
-    layout: Layout,
+    layout: RowLayout,
     /// Bytes from a row to the next, and from one depth of `STEP` to the next.
     line: usize,
     step: usize,
@@ -233,10 +236,10 @@ impl FactorRows {
     /// # Safety
     /// `space` has room for what is packed, in panels of `tile_rows` or of 16.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn of(a: Factor, unit: Bf16Unit, layout: Layout, space: *mut u32, tile_rows: usize) -> FactorRows {
+    unsafe fn of(a: Factor, unit: Bf16Unit, layout: RowLayout, space: *mut u32, tile_rows: usize) -> FactorRows {
         let steps = a.cols().div_ceil(STEP);
         match a {
-            Factor::Bf16(mat) if layout == Layout::InPlace => {
+            Factor::Bf16(mat) if layout == RowLayout::InPlace => {
                 let rows = FactorRows::as_stored(mat, layout, 1, steps);
                 return FactorRows { words: mat.cols / 2, ..rows };
             }
@@ -246,7 +249,7 @@ impl FactorRows {
             _ => {}
         }
         let panel_rows = tile_rows.min(SIDE);
-        let order = if layout == Layout::WordByWord { WordOrder::WordByWord } else { WordOrder::LineByLine };
+        let order = if layout == RowLayout::WordByWord { WordOrder::WordByWord } else { WordOrder::LineByLine };
         // SAFETY: the caller's promise.
         unsafe { pack(space, a, panel_rows, order) };
         let (line, step) = (SIDE * size_of::<u32>(), SQUARE * size_of::<u32>());
@@ -254,7 +257,7 @@ impl FactorRows {
         FactorRows { data, layout, line, step, panel_rows, panel, steps, words }
     }
 
-    fn as_stored(mat: Mat<bf16>, layout: Layout, panel_rows: usize, steps: usize) -> FactorRows {
+    fn as_stored(mat: Mat<bf16>, layout: RowLayout, panel_rows: usize, steps: usize) -> FactorRows {
         let line = mat.row_stride * size_of::<bf16>();
         let (step, panel) = (STEP * size_of::<bf16>(), panel_rows * line);
         FactorRows { data: mat.data.cast(), layout, line, step, panel_rows, panel, steps, words: steps * SIDE }

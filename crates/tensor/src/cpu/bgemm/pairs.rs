@@ -2,12 +2,12 @@
 
 use core::arch::x86_64::*;
 
-use super::{FactorRows, Layout, MR_IN_PLACE, MR_PAIRS, NR, NR_IN_PLACE, SIDE, SQUARE, SumStore};
+use super::{FactorRows, MR_IN_PLACE, MR_PAIRS, NR, NR_IN_PLACE, RowLayout, SIDE, SQUARE, SumStore};
 use crate::cpu::mat::MatMut;
 use crate::cpu::sgemm_avx512::low_mask;
 
 /// Where a word of a factor's row lies, from the first of its depth of 32 on.
-trait Place {
+trait WordPlace {
     fn offset(a: &FactorRows, row: usize, word: usize) -> usize;
 }
 
@@ -18,21 +18,21 @@ struct LineByLine;
 /// A packed line is a word of each row.
 struct WordByWord;
 
-impl Place for InPlace {
+impl WordPlace for InPlace {
     #[inline(always)]
     fn offset(a: &FactorRows, row: usize, word: usize) -> usize {
         row * a.line + word * size_of::<u32>()
     }
 }
 
-impl Place for LineByLine {
+impl WordPlace for LineByLine {
     #[inline(always)]
     fn offset(_: &FactorRows, row: usize, word: usize) -> usize {
         (row * SIDE + word) * size_of::<u32>()
     }
 }
 
-impl Place for WordByWord {
+impl WordPlace for WordByWord {
     #[inline(always)]
     fn offset(_: &FactorRows, row: usize, word: usize) -> usize {
         (word * SIDE + row) * size_of::<u32>()
@@ -40,10 +40,10 @@ impl Place for WordByWord {
 }
 
 /// Rows and columns of C that are in registers at once: few rows, however far apart, have room in one set of a cache.
-pub(super) fn tile(layout: Layout) -> [usize; 2] {
+pub(super) fn tile(layout: RowLayout) -> [usize; 2] {
     match layout {
-        Layout::InPlace => [MR_IN_PLACE, NR_IN_PLACE],
-        Layout::LineByLine | Layout::WordByWord => [MR_PAIRS, NR],
+        RowLayout::InPlace => [MR_IN_PLACE, NR_IN_PLACE],
+        RowLayout::LineByLine | RowLayout::WordByWord => [MR_PAIRS, NR],
     }
 }
 
@@ -70,10 +70,10 @@ pub(super) unsafe fn multiply_pairs<T: SumStore>(
         };
     }
     match a.layout {
-        Layout::InPlace if c.cols > NR => by_rows!(InPlace, 4, 1 2 3 4 5 6),
-        Layout::InPlace => by_rows!(InPlace, 2, 1 2 3 4 5 6),
-        Layout::LineByLine => by_rows!(LineByLine, 2, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
-        Layout::WordByWord => by_rows!(WordByWord, 2, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+        RowLayout::InPlace if c.cols > NR => by_rows!(InPlace, 4, 1 2 3 4 5 6),
+        RowLayout::InPlace => by_rows!(InPlace, 2, 1 2 3 4 5 6),
+        RowLayout::LineByLine => by_rows!(LineByLine, 2, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+        RowLayout::WordByWord => by_rows!(WordByWord, 2, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
     }
 }
 
@@ -83,7 +83,7 @@ pub(super) unsafe fn multiply_pairs<T: SumStore>(
 /// As [`multiply_pairs`]; C has R rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn pairs<const R: usize, const V: usize, P: Place, T: SumStore>(
+unsafe fn pairs<const R: usize, const V: usize, P: WordPlace, T: SumStore>(
     c: MatMut<T>,
     a: FactorRows,
     b: *const u32,
@@ -126,7 +126,7 @@ unsafe fn pairs<const R: usize, const V: usize, P: Place, T: SumStore>(
             };
         }
         for step in 0..a.words / SIDE {
-            if a.layout == Layout::InPlace {
+            if a.layout == RowLayout::InPlace {
                 for r in 0..R {
                     // The next tile's rows.
                     _mm_prefetch::<_MM_HINT_T1>(a.data.wrapping_add(step * a.step + (r + R) * a.line).cast());

@@ -2,7 +2,7 @@
 
 use super::view::View;
 use super::wide::multiply_widened;
-use super::{Into, SumElement};
+use super::{Blocking, Into, ProductBlocks, SumElement};
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::bgemm::Bf16Unit;
 use crate::cpu::mat::{Factor, Mat, MatMut};
@@ -19,7 +19,7 @@ pub(super) enum Kernel {
 }
 
 /// What a kernel does best with whole.
-pub(super) struct Blocking {
+pub(super) struct Division {
     /// Rows and columns of C that are in registers at once.
     pub(super) tile: [usize; 2],
     /// Whether A is packed, or read where it lies. B is always packed.
@@ -47,20 +47,29 @@ impl Kernel {
         }
     }
 
-    /// How a product of `cols` columns by `a` is best divided.
-    pub(super) fn blocking(self, a: Factor, cols: usize) -> Blocking {
-        let packing = |tile| Blocking { tile, packs_a: true };
+    /// Those of its type.
+    pub(super) fn blocks(self, blocking: &Blocking) -> ProductBlocks {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Bf16(_) => blocking.bf16,
+            Kernel::Widened | Kernel::F32 => blocking.f32,
+        }
+    }
+
+    /// How a product of `cols` columns by `a` is best divided among threads.
+    pub(super) fn division(self, a: Factor, cols: usize, blocks: ProductBlocks) -> Division {
+        let packing = |tile| Division { tile, packs_a: true };
         #[cfg(target_arch = "x86_64")]
         {
             use crate::cpu::{sgemm_avx2, sgemm_avx512};
             if let Kernel::Bf16(unit) = self {
-                return Blocking { tile: unit.tile(a, cols), packs_a: unit.packs(a, cols) };
+                return Division { tile: unit.tile(a, cols, blocks), packs_a: unit.packs(a, cols, blocks) };
             }
             if sgemm_avx512::is_supported() {
                 // Numbers that are widened are packed on the way.
                 let is_in_place =
-                    matches!((self, a), (Kernel::F32, Factor::F32(a)) if sgemm_avx512::reads_in_place(a, cols));
-                return Blocking { tile: sgemm_avx512::tile(is_in_place), packs_a: !is_in_place };
+                    matches!((self, a), (Kernel::F32, Factor::F32(a)) if sgemm_avx512::reads_in_place(a, cols, blocks));
+                return Division { tile: sgemm_avx512::tile(is_in_place), packs_a: !is_in_place };
             }
             if sgemm_avx2::is_supported() {
                 return packing([sgemm_avx2::MR, sgemm_avx2::NR]);
@@ -72,17 +81,23 @@ impl Kernel {
 
     /// # Safety
     /// The matrices cover the memory their shapes and strides say, and C overlaps neither factor.
-    pub(super) unsafe fn multiply<T: SumElement>(self, c: MatMut<T>, (a, b): (Factor, Factor), how: Into) {
+    pub(super) unsafe fn multiply<T: SumElement>(
+        self,
+        c: MatMut<T>,
+        (a, b): (Factor, Factor),
+        how: Into,
+        blocks: ProductBlocks,
+    ) {
         if c.rows == 0 || c.cols == 0 {
             return;
         }
         // SAFETY: the caller's promise; the CPU has been asked for its unit.
         unsafe {
             match (self, a, b) {
-                (Kernel::F32, Factor::F32(a), Factor::F32(b)) => T::multiply_f32(c, a, b, how),
+                (Kernel::F32, Factor::F32(a), Factor::F32(b)) => T::multiply_f32(c, a, b, how, blocks),
                 #[cfg(target_arch = "x86_64")]
-                (Kernel::Bf16(unit), ..) if a.cols() > 0 => T::multiply_bf16(unit, c, (a, b), how),
-                _ => multiply_widened(c, a, b, how),
+                (Kernel::Bf16(unit), ..) if a.cols() > 0 => T::multiply_bf16(unit, c, (a, b), how, blocks),
+                _ => multiply_widened(c, a, b, how, blocks),
             }
         }
     }
@@ -90,16 +105,16 @@ impl Kernel {
 
 /// # Safety
 /// As [`Kernel::multiply`], and C has elements.
-pub(super) unsafe fn multiply(c: MatMut, a: Mat, b: Mat, how: Into) {
+pub(super) unsafe fn multiply(c: MatMut, a: Mat, b: Mat, how: Into, blocks: ProductBlocks) {
     #[cfg(target_arch = "x86_64")]
     if crate::cpu::sgemm_avx512::is_supported() && a.cols > 0 {
         // SAFETY: the CPU has been asked; the rest is the caller's promise.
-        return unsafe { crate::cpu::sgemm_avx512::sgemm(c, a, b, how.alpha, how.accumulate) };
+        return unsafe { crate::cpu::sgemm_avx512::sgemm(c, a, b, how, blocks) };
     }
     #[cfg(target_arch = "x86_64")]
     if crate::cpu::sgemm_avx2::is_supported() && a.cols > 0 {
         // SAFETY: as above.
-        return unsafe { crate::cpu::sgemm_avx2::sgemm(c, a, b, how.alpha, how.accumulate) };
+        return unsafe { crate::cpu::sgemm_avx2::sgemm(c, a, b, how, blocks) };
     }
     // SAFETY: the caller's promise.
     unsafe { multiply_by_crate(c, a, b, how) }

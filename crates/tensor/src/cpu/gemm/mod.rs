@@ -6,13 +6,15 @@
 //! Products of f32 run, on CPUs with AVX-512 or with AVX2, on our own kernels (`sgemm_avx512`, `sgemm_avx2`: faster than the
 //! crate on the machines measured, see BENCHMARKS.md); everywhere else on the `gemm` crate's.
 
+mod blocking;
 mod kernel;
 mod view;
 mod wide;
 
 use super::mat::MatMut;
 use crate::device::Device;
-use kernel::{Blocking, Kernel};
+pub use blocking::{Blocking, ProductBlocks};
+use kernel::{Division, Kernel};
 use view::covers;
 pub(crate) use view::{Numbers, View};
 pub(super) use wide::SumElement;
@@ -40,13 +42,14 @@ pub(crate) fn set_or_add(accumulate: bool) -> Into {
 pub(super) fn gemm<T: SumElement>(device: &Device, c: &mut [T], stride: usize, a: View, b: View, how: Into) {
     let c = mat_mut(c, stride, a, b);
     let kernel = Kernel::of(a, b);
+    let blocks = kernel.blocks(device.blocking());
     let parts = if a.rows * a.cols * b.cols < kernel.least_shared() { 1 } else { device.threads() };
     let factors = (a.factor(), b.factor());
     if parts == 1 {
         // SAFETY: `mat_mut` has checked the shapes against the memory.
-        return unsafe { kernel.multiply(c, factors, how) };
+        return unsafe { kernel.multiply(c, factors, how, blocks) };
     }
-    let Blocking { tile: [tile_rows, tile_cols], packs_a } = kernel.blocking(a.factor(), b.cols);
+    let Division { tile: [tile_rows, tile_cols], packs_a } = kernel.division(a.factor(), b.cols, blocks);
     // Every part packs all of the operand that is not split: split the longer side, or B if nothing else is packed.
     let by_rows = if packs_a { a.rows >= b.cols } else { b.cols < 2 * parts * tile_cols };
     let (long, tile) = if by_rows { (a.rows, tile_rows) } else { (b.cols, tile_cols) };
@@ -61,10 +64,10 @@ pub(super) fn gemm<T: SumElement>(device: &Device, c: &mut [T], stride: usize, a
                 unsafe {
                     if by_rows {
                         let left = left.block(first, 0, count, a.cols);
-                        kernel.multiply(c.block(first, 0, count, c.cols), (left, right), how);
+                        kernel.multiply(c.block(first, 0, count, c.cols), (left, right), how, blocks);
                     } else {
                         let right = right.block(0, first, b.rows, count);
-                        kernel.multiply(c.block(0, first, c.rows, count), (left, right), how);
+                        kernel.multiply(c.block(0, first, c.rows, count), (left, right), how, blocks);
                     }
                 }
             };
@@ -80,10 +83,23 @@ pub(super) fn gemm<T: SumElement>(device: &Device, c: &mut [T], stride: usize, a
 
 /// The same on the calling thread alone: for kernels that are parallel outside.
 #[track_caller]
-pub(super) fn gemm_serial<T: SumElement>(c: &mut [T], stride: usize, a: View, b: View, how: Into) {
+pub(super) fn gemm_serial<T: SumElement>(device: &Device, c: &mut [T], stride: usize, a: View, b: View, how: Into) {
+    let blocks = Kernel::of(a, b).blocks(device.blocking());
+    multiply_on_thread(c, stride, a, b, how, blocks);
+}
+
+/// The same of matrices so small that it does not matter how they are divided.
+#[track_caller]
+pub(super) fn gemm_small(c: &mut [f32], stride: usize, a: View, b: View, how: Into) {
+    let blocks = Kernel::of(a, b).blocks(&Blocking::default());
+    multiply_on_thread(c, stride, a, b, how, blocks);
+}
+
+#[track_caller]
+fn multiply_on_thread<T: SumElement>(c: &mut [T], stride: usize, a: View, b: View, how: Into, blocks: ProductBlocks) {
     let c = mat_mut(c, stride, a, b);
     // SAFETY: `mat_mut` has checked the shapes against the memory.
-    unsafe { Kernel::of(a, b).multiply(c, (a.factor(), b.factor()), how) }
+    unsafe { Kernel::of(a, b).multiply(c, (a.factor(), b.factor()), how, blocks) }
 }
 
 #[track_caller]
@@ -135,10 +151,24 @@ mod tests {
             }
         }
 
+        /// The first columns of a matrix that is stored by rows.
+        fn columns(&self, count: usize) -> TestFactor {
+            fn first<T: Copy>(numbers: &[T], cols: usize, count: usize) -> Vec<T> {
+                numbers.chunks(cols).flat_map(|line| &line[..count]).copied().collect()
+            }
+            let (wide, half) = (first(&self.wide, self.cols, count), first(&self.half, self.cols, count));
+            TestFactor { wide, half, rows: self.rows, cols: count, transposed: false }
+        }
+
         fn at(&self, i: usize, j: usize, rounds: bool) -> f64 {
             let at = if self.transposed { j * self.rows + i } else { i * self.cols + j };
             f64::from(if rounds { widen(self.half[at]) } else { self.wide[at] })
         }
+    }
+
+    /// In f32 and in bf16.
+    fn both(shape: (usize, usize, usize)) -> [((usize, usize, usize), bool); 2] {
+        [(shape, false), (shape, true)]
     }
 
     /// Kernels that this CPU can run.
@@ -160,7 +190,7 @@ mod tests {
     /// of each factor.
     #[test]
     fn products_equal_an_f64_loop() {
-        let device = Device::new(2);
+        let (device, untold) = (Device::new(2), Blocking::default());
         for (m, n, k) in [
             (1, 1, 1),
             (14, 32, 16),
@@ -181,12 +211,19 @@ mod tests {
                 let how = Into { alpha: if tb { 0.5 } else { 1.0 }, accumulate };
                 let (mut parallel, mut serial) = (c.clone(), c.clone());
                 gemm(&device, &mut parallel, n, va, vb, how);
-                gemm_serial(&mut serial, n, va, vb, how);
+                gemm_serial(&device, &mut serial, n, va, vb, how);
                 let mut all = vec![("parallel", parallel), ("serial", serial)];
                 for kernel in all_kernels(rounds) {
                     let mut other = c.clone();
                     // SAFETY: `mat_mut` checks the shapes, and the CPU has the kernel.
-                    unsafe { kernel.multiply(mat_mut(&mut other, n, va, vb), (va.factor(), vb.factor()), how) };
+                    unsafe {
+                        kernel.multiply(
+                            mat_mut(&mut other, n, va, vb),
+                            (va.factor(), vb.factor()),
+                            how,
+                            kernel.blocks(&untold),
+                        )
+                    };
                     all.push(("each kernel", other));
                 }
                 if let (Factor::F32(fa), Factor::F32(fb)) = (va.factor(), vb.factor()) {
@@ -199,7 +236,7 @@ mod tests {
                         let mut narrow = c.clone();
                         let to = mat_mut(&mut narrow, n, va, vb);
                         // SAFETY: the CPU has been asked, and `mat_mut` checks the shapes.
-                        unsafe { crate::cpu::sgemm_avx2::sgemm(to, fa, fb, how.alpha, how.accumulate) };
+                        unsafe { crate::cpu::sgemm_avx2::sgemm(to, fa, fb, how, untold.f32) };
                         all.push(("avx2", narrow));
                     }
                 }
@@ -220,25 +257,40 @@ mod tests {
         }
     }
 
-    /// How A is stored decides whether it is packed; how many columns there are, and how many threads, where C is cut.
+    /// How A is stored decides whether it is packed, and how many columns there are and how many threads, where C is cut, and
+    /// what was measured, how large blocks are. None of it changes a bit.
     #[test]
-    fn bits_depend_on_neither_the_kernel_nor_the_split() {
-        for (m, n, k) in [(1, 70, 40), (13, 100, 300), (28, 290, 1), (150, 577, 513)] {
-            let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
-            let turned: Vec<f32> = (0..k * m).map(|at| a[at % m * k + at / m]).collect();
-            let [a, turned] = [View::new(&a, m, k, k), View::new(&turned, k, m, m).t()];
+    fn bits_depend_on_neither_the_kernel_nor_the_division() {
+        let blocks = |packed_kib, in_place_kib| ProductBlocks { packed_kib, in_place_kib };
+        let all = [blocks(1024, Some(512)), blocks(16, Some(1)), blocks(1, Some(64)), blocks(256, None)]
+            .map(|blocks| Blocking { f32: blocks, bf16: blocks });
+        for ((m, n, k), is_half) in
+            [(1, 70, 40), (13, 100, 300), (28, 290, 1), (150, 577, 513), (20, 200, 1100)].into_iter().flat_map(both)
+        {
+            let a = TestFactor::new(m, k, false, 1);
+            let b = TestFactor::new(k, n, false, 2);
+            let at = |at: usize| at % m * k + at / m;
+            let turned = TestFactor {
+                wide: (0..k * m).map(|i| a.wide[at(i)]).collect(),
+                half: (0..k * m).map(|i| a.half[at(i)]).collect(),
+                rows: m,
+                cols: k,
+                transposed: true,
+            };
             let mut want = vec![0.0; m * n];
-            gemm_serial(&mut want, n, a, View::new(&b, k, n, n), SET);
+            gemm_small(&mut want, n, a.view(is_half), b.view(is_half), SET);
             let bits = |c: &[f32]| c.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            for threads in [1, 2, 3] {
-                for (a, stored) in [(a, "by rows"), (turned, "by columns")] {
+            for (threads, blocking) in [1, 2, 3].into_iter().flat_map(|threads| all.map(|blocking| (threads, blocking)))
+            {
+                for (a, stored) in [(&a, "by rows"), (&turned, "by columns")] {
                     let mut c = vec![0.0; m * n];
-                    gemm(&Device::new(threads), &mut c, n, a, View::new(&b, k, n, n), SET);
-                    assert_eq!(bits(&c), bits(&want), "{m} {n} {k}, {threads} threads, {stored}");
+                    let device = Device::blocked(threads, blocking);
+                    gemm(&device, &mut c, n, a.view(is_half), b.view(is_half), SET);
+                    assert_eq!(bits(&c), bits(&want), "{m} {n} {k}, {threads} threads, {stored}, {blocking:?}");
                 }
             }
             let (few, mut c) = (n.min(20), vec![0.0; m * n.min(20)]);
-            gemm_serial(&mut c, few, a, View::new(&b, k, few, n), SET);
+            gemm_small(&mut c, few, a.view(is_half), b.columns(few).view(is_half), SET);
             let wanted: Vec<f32> = want.chunks(n).flat_map(|line| &line[..few]).copied().collect();
             assert_eq!(bits(&c), bits(&wanted), "{few} columns of {m} {n} {k}");
         }
@@ -247,6 +299,7 @@ mod tests {
     /// Each sum is rounded once, however long it is.
     #[test]
     fn sums_are_rounded_once_where_they_are_stored_in_bf16() {
+        let untold = Blocking::default();
         for (m, n, k) in [(32, 64, 64), (15, 33, 700), (150, 70, 17), (3, 1100, 1300), (5, 7, 0)] {
             let (a, b, c) =
                 (TestFactor::new(m, k, false, 1), TestFactor::new(k, n, true, 2), TestFactor::new(m, n, false, 3));
@@ -257,8 +310,18 @@ mod tests {
                     let (mut narrow, mut wide) = (c.half.clone(), c.half.iter().map(|&x| widen(x)).collect::<Vec<_>>());
                     // SAFETY: `mat_mut` checks the shapes, and the CPU has the kernel.
                     unsafe {
-                        kernel.multiply(mat_mut(&mut narrow, n, va, vb), (va.factor(), vb.factor()), how);
-                        kernel.multiply(mat_mut(&mut wide, n, va, vb), (va.factor(), vb.factor()), how);
+                        kernel.multiply(
+                            mat_mut(&mut narrow, n, va, vb),
+                            (va.factor(), vb.factor()),
+                            how,
+                            kernel.blocks(&untold),
+                        );
+                        kernel.multiply(
+                            mat_mut(&mut wide, n, va, vb),
+                            (va.factor(), vb.factor()),
+                            how,
+                            kernel.blocks(&untold),
+                        );
                     }
                     for (at, (got, want)) in narrow.iter().zip(&wide).enumerate() {
                         // Half a unit of the last of eight bits, and the sums in another order.
@@ -275,13 +338,13 @@ mod tests {
         let (a, b) = (numbers(6 * 40, 1), numbers(40 * 3, 2));
         let product = |rounds: bool| {
             let mut c = vec![0.0; 18];
-            gemm_serial(&mut c, 3, View::new(&a, 6, 40, 40).rounded(rounds), View::new(&b, 40, 3, 3), SET);
+            gemm_small(&mut c, 3, View::new(&a, 6, 40, 40).rounded(rounds), View::new(&b, 40, 3, 3), SET);
             c
         };
         let half = |x: &[f32]| x.iter().map(|&x| widen(round(x))).collect::<Vec<f32>>();
         let (a16, b16) = (half(&a), half(&b));
         let mut want = vec![0.0; 18];
-        gemm_serial(&mut want, 3, View::new(&a16, 6, 40, 40), View::new(&b16, 40, 3, 3), SET);
+        gemm_small(&mut want, 3, View::new(&a16, 6, 40, 40), View::new(&b16, 40, 3, 3), SET);
         assert!(product(true).iter().zip(&want).all(|(x, y)| (x - y).abs() < 1e-6));
         assert!(product(false).iter().zip(&want).any(|(x, y)| (x - y).abs() > 1e-4), "the test sees the difference");
     }
@@ -293,7 +356,7 @@ mod tests {
             for cols in [2, 33, 100] {
                 let mut c = vec![9.0; 7 * 101];
                 // Rows of A lie apart, too.
-                gemm_serial(&mut c, 101, View::new(&a, 7, 3, 5).rounded(rounds), View::new(&b, 3, cols, 100), SET);
+                gemm_small(&mut c, 101, View::new(&a, 7, 3, 5).rounded(rounds), View::new(&b, 3, cols, 100), SET);
                 let is_outside = |at: usize| at % 101 >= cols;
                 assert!((0..c.len()).all(|at| is_outside(at) == (c[at] == 9.0)), "{cols}: {c:?}");
             }

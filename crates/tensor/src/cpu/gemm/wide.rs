@@ -4,8 +4,8 @@ use std::cell::RefCell;
 
 use half::bf16;
 
-use super::Into;
 use super::kernel::multiply;
+use super::{Into, ProductBlocks};
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::bgemm::{Bf16Unit, bgemm};
 use crate::cpu::mat::{Factor, Mat, MatMut};
@@ -15,30 +15,42 @@ use crate::cpu::stored::{round, widen};
 pub(in crate::cpu) trait SumElement: Copy + Send + Sync {
     /// # Safety
     /// As [`Kernel::multiply`], and C has elements.
-    unsafe fn multiply_f32(c: MatMut<Self>, a: Mat, b: Mat, how: Into);
+    unsafe fn multiply_f32(c: MatMut<Self>, a: Mat, b: Mat, how: Into, blocks: ProductBlocks);
 
     /// # Safety
     /// As [`Kernel::multiply`]; this CPU has the unit, and the factors have terms.
     #[cfg(target_arch = "x86_64")]
-    unsafe fn multiply_bf16(unit: Bf16Unit, c: MatMut<Self>, factors: (Factor, Factor), how: Into);
+    unsafe fn multiply_bf16(
+        unit: Bf16Unit,
+        c: MatMut<Self>,
+        factors: (Factor, Factor),
+        how: Into,
+        blocks: ProductBlocks,
+    );
 }
 
 impl SumElement for f32 {
-    unsafe fn multiply_f32(c: MatMut, a: Mat, b: Mat, how: Into) {
+    unsafe fn multiply_f32(c: MatMut, a: Mat, b: Mat, how: Into, blocks: ProductBlocks) {
         // SAFETY: the caller's promise.
-        unsafe { multiply(c, a, b, how) }
+        unsafe { multiply(c, a, b, how, blocks) }
     }
 
     #[cfg(target_arch = "x86_64")]
-    unsafe fn multiply_bf16(unit: Bf16Unit, c: MatMut<Self>, (a, b): (Factor, Factor), how: Into) {
+    unsafe fn multiply_bf16(
+        unit: Bf16Unit,
+        c: MatMut<Self>,
+        (a, b): (Factor, Factor),
+        how: Into,
+        blocks: ProductBlocks,
+    ) {
         // SAFETY: the caller's promise.
-        unsafe { bgemm(unit, c, a, b, how.alpha, how.accumulate) }
+        unsafe { bgemm(unit, c, (a, b), how, blocks) }
     }
 }
 
 impl SumElement for bf16 {
     /// Through f32, a block at a time.
-    unsafe fn multiply_f32(c: MatMut<bf16>, a: Mat, b: Mat, how: Into) {
+    unsafe fn multiply_f32(c: MatMut<bf16>, a: Mat, b: Mat, how: Into, blocks: ProductBlocks) {
         thread_local! {
             static WIDE: RefCell<Vec<f32>> = RefCell::default();
         }
@@ -50,7 +62,7 @@ impl SumElement for bf16 {
                 let wide = MatMut { data: space.as_mut_ptr(), rows, cols: c.cols, row_stride: c.cols };
                 // SAFETY: the blocks lie inside the matrices, and `space` has room for the sums of one.
                 unsafe {
-                    multiply(wide, a.block(i, 0, rows, a.cols), b, Into { accumulate: false, ..how });
+                    multiply(wide, a.block(i, 0, rows, a.cols), b, Into { accumulate: false, ..how }, blocks);
                     for r in 0..rows {
                         let to = std::slice::from_raw_parts_mut(c.data.add((i + r) * c.row_stride), c.cols);
                         let sums = &space[r * c.cols..][..c.cols];
@@ -63,9 +75,15 @@ impl SumElement for bf16 {
     }
 
     #[cfg(target_arch = "x86_64")]
-    unsafe fn multiply_bf16(unit: Bf16Unit, c: MatMut<Self>, (a, b): (Factor, Factor), how: Into) {
+    unsafe fn multiply_bf16(
+        unit: Bf16Unit,
+        c: MatMut<Self>,
+        (a, b): (Factor, Factor),
+        how: Into,
+        blocks: ProductBlocks,
+    ) {
         // SAFETY: the caller's promise.
-        unsafe { bgemm(unit, c, a, b, how.alpha, how.accumulate) }
+        unsafe { bgemm(unit, c, (a, b), how, blocks) }
     }
 }
 
@@ -74,7 +92,13 @@ const BLOCK: usize = 512;
 
 /// # Safety
 /// As [`Kernel::multiply`], and C has elements.
-pub(super) unsafe fn multiply_widened<T: SumElement>(c: MatMut<T>, a: Factor, b: Factor, how: Into) {
+pub(super) unsafe fn multiply_widened<T: SumElement>(
+    c: MatMut<T>,
+    a: Factor,
+    b: Factor,
+    how: Into,
+    blocks: ProductBlocks,
+) {
     thread_local! {
         /// The factors, kept for the thread's life.
         static WIDE: RefCell<[Vec<f32>; 2]> = RefCell::default();
@@ -90,7 +114,7 @@ pub(super) unsafe fn multiply_widened<T: SumElement>(c: MatMut<T>, a: Factor, b:
                 for i in (0..c.rows).step_by(lines) {
                     let rows = lines.min(c.rows - i);
                     let a = widened(a.block(i, 0, rows, k), a_space);
-                    T::multiply_f32(c.block(i, j, rows, cols), a, b, how);
+                    T::multiply_f32(c.block(i, j, rows, cols), a, b, how, blocks);
                 }
             }
         }

@@ -1,0 +1,199 @@
+//! How products are divided on this processor: measured once, by the first run that is long enough, and kept.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use guildhall_tensor::{Blocking, ProductBlocks, instruction_sets};
+use serde::{Deserialize, Serialize};
+
+use super::devices::processor;
+use crate::metrics::write_atomically;
+use crate::parallel::{self, Backend};
+
+/// Floating-point operations of a rank from which on half a second of measuring is nothing: about a minute of a laptop.
+const LONG: f64 = 5e12;
+
+/// How products are divided, and where that is from.
+pub(super) struct FoundBlocking {
+    pub(super) blocking: Blocking,
+    origin: BlockingOrigin,
+}
+
+enum BlockingOrigin {
+    /// As the program was built: nothing was measured yet, and this run is short.
+    Untold,
+    Kept(PathBuf),
+    Measured {
+        seconds: f64,
+        kept: Result<PathBuf, String>,
+    },
+}
+
+/// The kernels that were measured: those of other versions, or of a build for tests, have other speeds.
+const KERNELS: &str =
+    if cfg!(debug_assertions) { concat!(env!("CARGO_PKG_VERSION"), " debug") } else { env!("CARGO_PKG_VERSION") };
+
+/// What a file holds.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeptBlocking {
+    kernels: String,
+    processor: String,
+    instruction_sets: Vec<String>,
+    blocking: Blocking,
+}
+
+/// What is known of this processor or, by a run whose ranks do `flop` operations each, worth measuring. Nothing where
+/// something else computes, or nothing can be chosen.
+pub(super) fn here(config: &parallel::Config, flop: f64) -> Option<FoundBlocking> {
+    if config.backend != Backend::Cpu || !Blocking::is_a_choice() {
+        return None;
+    }
+    let folder = std::env::home_dir().map(|home| home.join(".cache/guildhall"));
+    // As in a step: all cores at work.
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    Some(found(folder.as_deref(), flop >= LONG, || crate::launch::in_pool(threads, || Blocking::measured(threads))))
+}
+
+fn found(folder: Option<&Path>, is_long: bool, measure: impl FnOnce() -> Blocking) -> FoundBlocking {
+    let sets: Vec<String> = instruction_sets().into_iter().map(str::to_owned).collect();
+    let own = KeptBlocking {
+        kernels: KERNELS.to_owned(),
+        processor: processor(),
+        instruction_sets: sets,
+        blocking: Blocking::default(),
+    };
+    let path = folder.map(|folder| folder.join(file_name(&own)));
+    if let Some((path, kept)) = path.as_ref().and_then(|path| Some((path, read(path, &own)?))) {
+        return FoundBlocking { blocking: kept, origin: BlockingOrigin::Kept(path.clone()) };
+    }
+    if !is_long {
+        return FoundBlocking { blocking: own.blocking, origin: BlockingOrigin::Untold };
+    }
+    let begun = Instant::now();
+    let blocking = measure();
+    let seconds = begun.elapsed().as_secs_f64();
+    let kept = match path {
+        Some(path) => write(&path, &KeptBlocking { blocking, ..own }).map(|()| path),
+        None => Err("this user has no home folder".to_owned()),
+    };
+    FoundBlocking { blocking, origin: BlockingOrigin::Measured { seconds, kept } }
+}
+
+/// A name for each kind of processor, since homes may be shared by machines of several.
+fn file_name(KeptBlocking { kernels, processor, instruction_sets, .. }: &KeptBlocking) -> String {
+    let words = format!("{kernels} {processor} {}", instruction_sets.join(" "));
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    let words: Vec<String> = words.split_whitespace().map(|word| word.chars().map(plain).collect()).take(20).collect();
+    format!("blocking-{}.json", words.join("-"))
+}
+
+/// What a file of this processor says; nothing if it is damaged or from a program that chose among other sizes.
+fn read(path: &Path, own: &KeptBlocking) -> Option<Blocking> {
+    let kept: KeptBlocking = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    let of = |blocking: &KeptBlocking| {
+        let KeptBlocking { kernels, processor, instruction_sets, .. } = blocking;
+        (kernels.clone(), processor.clone(), instruction_sets.clone())
+    };
+    let is_own = of(&kept) == of(own);
+    Some(kept.blocking).filter(|blocking| is_own && blocking.is_sound())
+}
+
+fn write(path: &Path, kept: &KeptBlocking) -> Result<(), String> {
+    let text = serde_json::to_string_pretty(kept).map_err(|error| error.to_string())?;
+    let folder = path.parent().unwrap_or(path);
+    fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    write_atomically(path, format!("{text}\n").as_bytes()).map_err(|error| error.to_string())
+}
+
+impl FoundBlocking {
+    /// A line for the user.
+    pub(super) fn told(&self) -> String {
+        let sizes = |ProductBlocks { packed_kib, in_place_kib }: ProductBlocks| match in_place_kib {
+            Some(in_place_kib) => format!("{in_place_kib} KiB, {packed_kib} KiB where rows are packed"),
+            None => format!("{packed_kib} KiB"),
+        };
+        let origin = match &self.origin {
+            BlockingOrigin::Untold => "as built: a run this short measures nothing".to_owned(),
+            BlockingOrigin::Kept(path) => format!("measured on this processor, {}", short(path)),
+            BlockingOrigin::Measured { seconds, kept: Ok(path) } => {
+                format!("measured in {seconds:.1} s, kept in {}", short(path))
+            }
+            BlockingOrigin::Measured { seconds, kept: Err(why) } => {
+                format!("measured in {seconds:.1} s, not kept: {why}")
+            }
+        };
+        format!("f32 in blocks of {}; bf16 of {} ({origin})", sizes(self.blocking.f32), sizes(self.blocking.bf16))
+    }
+}
+
+/// The file as a shell understands it.
+fn short(path: &Path) -> String {
+    let of_home = std::env::home_dir().and_then(|home| Some(path.strip_prefix(home).ok()?.to_owned()));
+    of_home.map_or_else(|| path.display().to_string(), |rest| format!("~/{}", rest.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Sizes that are sound, and not those that are built in, if this processor has a choice.
+    fn other() -> Option<Blocking> {
+        let sizes = [256, 512, 1024, 4096].map(|packed_kib| Blocking {
+            f32: ProductBlocks { packed_kib, ..Blocking::default().f32 },
+            ..Blocking::default()
+        });
+        sizes.into_iter().find(|sizes| sizes.is_sound() && *sizes != Blocking::default())
+    }
+
+    #[test]
+    fn a_processor_is_measured_once() {
+        let (folder, Some(other)) = (tempfile::tempdir().unwrap(), other()) else { return };
+        let (folder, measured) = (folder.path().join("cache"), Cell::new(0));
+        let find = |is_long| {
+            found(Some(&folder), is_long, || {
+                measured.set(measured.get() + 1);
+                other
+            })
+        };
+        let short = find(false);
+        assert_eq!((short.blocking, measured.get()), (Blocking::default(), 0));
+        assert!(short.told().contains("as built"), "{}", short.told());
+        let first = find(true);
+        assert_eq!((first.blocking, measured.get()), (other, 1));
+        assert!(first.told().contains("kept in"), "{}", first.told());
+        for is_long in [false, true] {
+            let kept = find(is_long);
+            assert_eq!((kept.blocking, measured.get()), (other, 1));
+            assert!(kept.told().contains("measured on this processor"), "{}", kept.told());
+        }
+        // What is damaged, of another processor or out of all proportion is measured anew.
+        let path = fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
+        let text = fs::read_to_string(&path).unwrap();
+        let damages = [
+            text[..text.len() / 2].to_owned(),
+            text.replace("\"processor\": \"", "\"processor\": \"another "),
+            text.replace(&format!("\"packed_kib\": {}", other.f32.packed_kib), "\"packed_kib\": 123456789"),
+        ];
+        for (count, damaged) in damages.into_iter().enumerate() {
+            assert_ne!(damaged, text);
+            fs::write(&path, damaged).unwrap();
+            assert_eq!((find(true).blocking, measured.get()), (other, count + 2));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_used_all_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, Some(other)) = (folder.path().join("file"), other()) else { return };
+        fs::write(&file, "").unwrap();
+        for (folder, why) in [(Some(file.as_path()), "file"), (None, "no home folder")] {
+            let found = found(folder, true, || other);
+            assert_eq!(found.blocking, other);
+            assert!(found.told().contains("not kept: ") && found.told().contains(why), "{}", found.told());
+        }
+    }
+}
