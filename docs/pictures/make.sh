@@ -46,10 +46,11 @@ shorten() {
         }'
 }
 
-# Lines with their numbers masked, each once; tests/it/readme.rs does the same.
+# Lines with their numbers masked, each once, without that of products, which depends on the processor; tests/it/readme.rs
+# does the same.
 shapes() {
     sed -E -e 's/[0-9][0-9.,]*/#/g' -e 's/# ?([kMGT]?B|[kMGT])([ ),:;]|$)/#\2/g' -e 's/#(h|m|s|ms)([ ),:;]|$)/#\2/g' \
-        -e '/^\.\.\.$/d' | awk '!seen[$0]++'
+        -e '/^\.\.\.$/d' -e '/^products /d' | awk '!seen[$0]++'
 }
 
 sample_of_readme() {

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use guildhall_tensor::{Dtype, KernelKind, KernelTime, Phase, Tape, Tensor};
 
+use super::blocking::{self, Measuring};
 use super::fit::EVEN;
 use super::prepare::{prepare, training_rows};
-use super::{CommandFailure, blocking, devices, duration, print, say, short};
+use super::{CommandFailure, devices, duration, print, say, short};
 use crate::cli::BenchArgs;
 use crate::config::{self, Config, StorageType};
 use crate::data::Source;
@@ -45,7 +46,7 @@ pub(super) fn run(arguments: BenchArgs) -> Result<(), CommandFailure> {
     let corpus = prepare(&config)?;
     let (data, _) = training_rows(&corpus, &config, &say)?;
     // What is to be known of a machine is worth measuring.
-    let blocks = blocking::here(&config.parallel, f64::INFINITY);
+    let blocks = blocking::here(config.parallel.backend, Measuring::If { flop: f64::INFINITY });
     blocks.iter().for_each(|found| say(&format!("products {}", found.told())));
     let mut process = Process::whole(&config.parallel);
     process.divide(blocks.map(|found| found.blocking).unwrap_or_default());

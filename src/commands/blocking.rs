@@ -4,14 +4,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use guildhall_tensor::{Blocking, ProductBlocks, instruction_sets};
+use guildhall_tensor::{Blocking, ProductBlocks, cache_folder, instruction_sets};
 use serde::{Deserialize, Serialize};
 
-use super::devices::processor;
+use super::CommandFailure;
+use super::devices::processor_kind;
+use crate::launch::Process;
 use crate::metrics::write_atomically;
 use crate::parallel::{self, Backend};
 
-/// Floating-point operations of a rank from which on half a second of measuring is nothing: about a minute of a laptop.
+/// Floating-point operations of a rank from which on measuring is worth it: forty times those of a thread that measures.
 const LONG: f64 = 5e12;
 
 /// How products are divided, and where that is from.
@@ -34,70 +36,107 @@ enum BlockingOrigin {
 const KERNELS: &str =
     if cfg!(debug_assertions) { concat!(env!("CARGO_PKG_VERSION"), " debug") } else { env!("CARGO_PKG_VERSION") };
 
+/// What was measured, and by how many threads at once.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MeasuredProcessor {
+    kernels: String,
+    processor: String,
+    instruction_sets: Vec<String>,
+    threads: usize,
+}
+
+impl MeasuredProcessor {
+    /// The one that the program runs on.
+    fn here(threads: usize) -> MeasuredProcessor {
+        let instruction_sets = instruction_sets().into_iter().map(str::to_owned).collect();
+        MeasuredProcessor { kernels: KERNELS.to_owned(), processor: processor_kind(), instruction_sets, threads }
+    }
+
+    /// A name for each, since homes may be shared by machines of several kinds.
+    fn file_name(&self) -> String {
+        let MeasuredProcessor { kernels, processor, instruction_sets, threads } = self;
+        let words = format!("{kernels} {processor} {} x{threads}", instruction_sets.join(" ")).to_ascii_lowercase();
+        let words: Vec<&str> =
+            words.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty()).collect();
+        format!("blocking-{}.json", words.join("-"))
+    }
+}
+
 /// What a file holds.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct KeptBlocking {
-    kernels: String,
-    processor: String,
-    instruction_sets: Vec<String>,
+    measured: MeasuredProcessor,
     blocking: Blocking,
 }
 
-/// What is known of this processor or, by a run whose ranks do `flop` operations each, worth measuring. Nothing where
-/// something else computes, or nothing can be chosen.
-pub(super) fn here(config: &parallel::Config, flop: f64) -> Option<FoundBlocking> {
-    if config.backend != Backend::Cpu || !Blocking::is_a_choice() {
-        return None;
-    }
-    let folder = std::env::home_dir().map(|home| home.join(".cache/guildhall"));
-    // As in a step: all cores at work.
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    Some(found(folder.as_deref(), flop >= LONG, || crate::launch::in_pool(threads, || Blocking::measured(threads))))
+/// Who may measure.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Measuring {
+    /// A process whose ranks do so many operations each.
+    If { flop: f64 },
+    /// A process that takes what is kept, since others measure.
+    Never,
 }
 
-fn found(folder: Option<&Path>, is_long: bool, measure: impl FnOnce() -> Blocking) -> FoundBlocking {
-    let sets: Vec<String> = instruction_sets().into_iter().map(str::to_owned).collect();
-    let own = KeptBlocking {
-        kernels: KERNELS.to_owned(),
-        processor: processor(),
-        instruction_sets: sets,
-        blocking: Blocking::default(),
-    };
-    let path = folder.map(|folder| folder.join(file_name(&own)));
+/// Has the ranks of a process, which do `flop` operations each, divide products as is known to be best. The process that leads
+/// measures, if it is worth it; the others, which would disturb it, then find what it has kept. A run that says nothing to a
+/// user looks for no files of the user either. Collective over the processes.
+pub(super) fn settle(
+    process: &mut Process,
+    config: &parallel::Config,
+    flop: f64,
+    is_quiet: bool,
+) -> Result<Option<FoundBlocking>, CommandFailure> {
+    if is_quiet {
+        return Ok(None);
+    }
+    let measuring = if process.leads() { Measuring::If { flop } } else { Measuring::Never };
+    let found = process.agree(|| Ok(here(config.backend, measuring)))?;
+    process.divide(found.as_ref().map(|found| found.blocking).unwrap_or_default());
+    Ok(found)
+}
+
+/// What is known of this processor, or worth measuring. Nothing where something else computes, or nothing can be chosen.
+pub(super) fn here(backend: Backend, measuring: Measuring) -> Option<FoundBlocking> {
+    if backend != Backend::Cpu || !Blocking::is_a_choice() {
+        return None;
+    }
+    // All cores that this process may use are at work, as in a step.
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let measure = || crate::launch::in_pool(threads, || Blocking::measured(threads));
+    let is_worth_it = matches!(measuring, Measuring::If { flop } if flop >= LONG);
+    Some(found(cache_folder().as_deref(), MeasuredProcessor::here(threads), is_worth_it, measure))
+}
+
+fn found(
+    folder: Option<&Path>,
+    own: MeasuredProcessor,
+    is_worth_it: bool,
+    measure: impl FnOnce() -> Blocking,
+) -> FoundBlocking {
+    let path = folder.map(|folder| folder.join(own.file_name()));
     if let Some((path, kept)) = path.as_ref().and_then(|path| Some((path, read(path, &own)?))) {
         return FoundBlocking { blocking: kept, origin: BlockingOrigin::Kept(path.clone()) };
     }
-    if !is_long {
-        return FoundBlocking { blocking: own.blocking, origin: BlockingOrigin::Untold };
+    if !is_worth_it {
+        return FoundBlocking { blocking: Blocking::default(), origin: BlockingOrigin::Untold };
     }
     let begun = Instant::now();
     let blocking = measure();
     let seconds = begun.elapsed().as_secs_f64();
     let kept = match path {
-        Some(path) => write(&path, &KeptBlocking { blocking, ..own }).map(|()| path),
+        Some(path) => write(&path, &KeptBlocking { measured: own, blocking }).map(|()| path),
         None => Err("this user has no home folder".to_owned()),
     };
     FoundBlocking { blocking, origin: BlockingOrigin::Measured { seconds, kept } }
 }
 
-/// A name for each kind of processor, since homes may be shared by machines of several.
-fn file_name(KeptBlocking { kernels, processor, instruction_sets, .. }: &KeptBlocking) -> String {
-    let words = format!("{kernels} {processor} {}", instruction_sets.join(" "));
-    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
-    let words: Vec<String> = words.split_whitespace().map(|word| word.chars().map(plain).collect()).take(20).collect();
-    format!("blocking-{}.json", words.join("-"))
-}
-
 /// What a file of this processor says; nothing if it is damaged or from a program that chose among other sizes.
-fn read(path: &Path, own: &KeptBlocking) -> Option<Blocking> {
-    let kept: KeptBlocking = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-    let of = |blocking: &KeptBlocking| {
-        let KeptBlocking { kernels, processor, instruction_sets, .. } = blocking;
-        (kernels.clone(), processor.clone(), instruction_sets.clone())
-    };
-    let is_own = of(&kept) == of(own);
-    Some(kept.blocking).filter(|blocking| is_own && blocking.is_sound())
+fn read(path: &Path, own: &MeasuredProcessor) -> Option<Blocking> {
+    let KeptBlocking { measured, blocking } = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    (measured == *own && blocking.is_sound()).then_some(blocking)
 }
 
 fn write(path: &Path, kept: &KeptBlocking) -> Result<(), String> {
@@ -142,7 +181,7 @@ mod tests {
 
     /// Sizes that are sound, and not those that are built in, if this processor has a choice.
     fn other() -> Option<Blocking> {
-        let sizes = [256, 512, 1024, 4096].map(|packed_kib| Blocking {
+        let sizes = [256, 512, 1024].map(|packed_kib| Blocking {
             f32: ProductBlocks { packed_kib, ..Blocking::default().f32 },
             ..Blocking::default()
         });
@@ -154,7 +193,7 @@ mod tests {
         let (folder, Some(other)) = (tempfile::tempdir().unwrap(), other()) else { return };
         let (folder, measured) = (folder.path().join("cache"), Cell::new(0));
         let find = |is_long| {
-            found(Some(&folder), is_long, || {
+            found(Some(&folder), MeasuredProcessor::here(2), is_long, || {
                 measured.set(measured.get() + 1);
                 other
             })
@@ -170,6 +209,8 @@ mod tests {
             assert_eq!((kept.blocking, measured.get()), (other, 1));
             assert!(kept.told().contains("measured on this processor"), "{}", kept.told());
         }
+        let (others, built_in) = (MeasuredProcessor::here(3), Blocking::default());
+        assert_eq!(found(Some(&folder), others, false, || other).blocking, built_in, "of other threads");
         // What is damaged, of another processor or out of all proportion is measured anew.
         let path = fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
         let text = fs::read_to_string(&path).unwrap();
@@ -191,7 +232,7 @@ mod tests {
         let (file, Some(other)) = (folder.path().join("file"), other()) else { return };
         fs::write(&file, "").unwrap();
         for (folder, why) in [(Some(file.as_path()), "file"), (None, "no home folder")] {
-            let found = found(folder, true, || other);
+            let found = found(folder, MeasuredProcessor::here(2), true, || other);
             assert_eq!(found.blocking, other);
             assert!(found.told().contains("not kept: ") && found.told().contains(why), "{}", found.told());
         }

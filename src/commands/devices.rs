@@ -40,7 +40,18 @@ fn told(CudaDevice { name, capability: (major, minor), bytes }: &CudaDevice) -> 
 
 /// What the system calls it.
 pub(super) fn processor() -> String {
-    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let named = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    named.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+    told_of_processor("model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
+/// The same, with what tells its kind where a virtual machine hides the name.
+pub(super) fn processor_kind() -> String {
+    let numbers = ["cpu family", "model", "stepping"].into_iter().filter_map(told_of_processor);
+    std::iter::once(processor()).chain(numbers).collect::<Vec<_>>().join(" ")
+}
+
+/// A line of what the system says of the first processor.
+fn told_of_processor(name: &str) -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+    lines.find_map(|(key, value)| (key.trim() == name).then(|| value.trim().to_owned()))
 }

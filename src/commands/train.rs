@@ -89,9 +89,7 @@ pub fn conduct(
     let content = data.corpus.split(Split::Train).content();
     let (routings, anew) = process.agree(|| train::routings(&job, content).map_err(CommandFailure::request))?;
     process.agree(|| fit::offload_folder(&job.config))?;
-    // In turn, so that processes of one machine do not measure at once, and all but the first find what it has kept.
-    let blocks = process.agree(|| Ok(blocking::here(&shared.parallel, plan.flop_of_rank(&job.config))))?;
-    process.divide(blocks.as_ref().map(|found| found.blocking).unwrap_or_default());
+    let blocks = blocking::settle(process, &shared.parallel, plan.flop_of_rank(&job.config), is_quiet)?;
     let begin = || if leads { job.begin() } else { Ok(None) };
     let notice = process.agree(|| begin().map_err(CommandFailure::request))?;
     if speaks {

@@ -8,9 +8,16 @@ use serde_json::Value;
 
 use crate::program::{RECIPE, RUN, Workshop};
 
+/// What the program prints, and what it says, in a home of the test's own, where it keeps what it measures.
+fn at_home(shop: &Workshop, arguments: &str) -> [String; 2] {
+    let done = shop.command(arguments).env("HOME", shop.path("home")).output().unwrap();
+    let [out, err] = [done.stdout, done.stderr].map(|text| String::from_utf8(text).unwrap());
+    assert!(done.status.success(), "{arguments}: {err}");
+    [out, err]
+}
+
 fn measured(shop: &Workshop, options: &str) -> StepSpeed {
-    let told = shop.succeeds(&format!("bench {RECIPE} --steps 3 --json {options}"));
-    serde_json::from_str(&told.out).unwrap()
+    serde_json::from_str(&at_home(shop, &format!("bench {RECIPE} --steps 3 --json {options}"))[0]).unwrap()
 }
 
 /// A product of a decoder is done once forward and twice backward, by whatever kernels and ranks.
@@ -44,7 +51,7 @@ fn the_page_of_a_run_shows_what_was_measured() {
     let shop = Workshop::new();
     shop.train("--set train.steps=2");
     assert!(!shop.read(&format!("{RUN}/report.html")).contains("<h2>Speed"));
-    let told = shop.succeeds(&format!("bench {RECIPE} --steps 1")).out;
+    let [told, _] = at_home(&shop, &format!("bench {RECIPE} --steps 1"));
     for word in ["ceilings", "products in f32", "model FLOP utilisation", "attention", "outside"] {
         assert!(told.contains(word), "{word}: {told}");
     }
@@ -66,14 +73,10 @@ fn the_page_of_a_run_shows_what_was_measured() {
 #[test]
 fn a_processor_is_measured_once_and_no_number_depends_on_it() {
     let shop = Workshop::new();
-    let at_home = |arguments: &str| {
-        let done = shop.command(arguments).env("HOME", shop.path("home")).output().unwrap();
-        let told = [done.stdout, done.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
-        assert!(done.status.success(), "{arguments}: {told}");
-        told
+    let train = |run: &str, options: &str| {
+        at_home(&shop, &format!("train {RECIPE} --set train.steps=2 --set run.dir={run} {options}"))[1].clone()
     };
-    let train = |run: &str| at_home(&format!("train {RECIPE} --set train.steps=2 --set run.dir={run}"));
-    let short = train("short");
+    let short = train("short", "");
     if !Blocking::is_a_choice() {
         return assert!(!short.contains("products "), "{short}");
     }
@@ -81,21 +84,22 @@ fn a_processor_is_measured_once_and_no_number_depends_on_it() {
         short.contains("products f32 in blocks of ") && short.contains("a run this short measures nothing"),
         "{short}"
     );
-    let bench = || at_home(&format!("bench {RECIPE} --steps 1"));
+    train("short-bf16", "--set train.dtype=bf16");
+    let bench = || at_home(&shop, &format!("bench {RECIPE} --steps 1"))[1].clone();
     let (first, second) = (bench(), bench());
     assert!(first.contains("measured in ") && first.contains("kept in "), "{first}");
     assert!(second.contains("measured on this processor"), "{second}");
+    // Other sizes, and above all rows packed instead of read in place.
     let kept = fs::read_dir(shop.path("home/.cache/guildhall")).unwrap().next().unwrap().unwrap().path();
     let mut file: Value = serde_json::from_slice(&fs::read(&kept).unwrap()).unwrap();
-    for packed_kib in [512, 2048] {
-        file["blocking"]["f32"]["packed_kib"] = packed_kib.into();
-        fs::write(&kept, file.to_string()).unwrap();
-        let run = format!("run-{packed_kib}");
-        let told = train(&run);
-        assert!(
-            told.contains(kept.file_name().unwrap().to_str().unwrap()) && told.contains(&format!("{packed_kib} KiB")),
-            "{told}"
-        );
-        assert_eq!(shop.tensors(&run, 2), shop.tensors("short", 2));
+    for dtype in ["f32", "bf16"] {
+        file["blocking"][dtype]["packed_kib"] = 512.into();
+        file["blocking"][dtype]["in_place_kib"] = Value::Null;
+    }
+    fs::write(&kept, file.to_string()).unwrap();
+    for (dtype, like) in [("f32", "short"), ("bf16", "short-bf16")] {
+        let told = train(dtype, &format!("--set train.dtype={dtype}"));
+        assert!(told.contains("products f32 in blocks of 512 KiB; bf16 of 512 KiB (measured"), "{told}");
+        assert_eq!(shop.tensors(dtype, 2), shop.tensors(like, 2), "{dtype}");
     }
 }

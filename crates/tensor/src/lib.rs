@@ -15,6 +15,7 @@
 
 mod account;
 mod books;
+mod cache;
 mod cpu;
 mod crossing;
 mod device;
@@ -38,6 +39,7 @@ mod value;
 
 pub use account::{Account, Cause, Charge, Excess};
 pub use books::{Books, Launches, Phase, Work};
+pub use cache::cache_folder;
 pub use cpu::gemm::{Blocking, ProductBlocks};
 pub use cpu::instructions::instruction_sets;
 pub use crossing::to_host;

@@ -15,6 +15,7 @@ use libloading::Library;
 
 use super::error::EngineError;
 use super::sources::{HEADERS, KernelSource};
+use crate::cache::cache_folder;
 
 const COMPILERS: [&str; 3] = ["c++", "g++", "clang++"];
 
@@ -56,8 +57,7 @@ pub(super) fn kept(
     sources: &[KernelSource],
     make: impl FnOnce(&Path) -> Result<(), EngineError>,
 ) -> Result<PathBuf, EngineError> {
-    let home = std::env::home_dir().ok_or(EngineError::Homeless)?;
-    let cache = home.join(".cache/guildhall");
+    let cache = cache_folder().ok_or(EngineError::Homeless)?;
     let folder = cache.join(format!("kernels-{:016x}", fingerprint(maker, sources)));
     let failed = |source| EngineError::Folder { path: cache.clone(), source };
     fs::create_dir_all(&cache).map_err(failed)?;

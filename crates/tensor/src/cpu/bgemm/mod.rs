@@ -1,8 +1,9 @@
 //! Matrix product of bf16 with sums in f32, for CPUs that multiply bf16: one thread, any strides, `C = alpha A B (+ C)`.
 //!
 //! Two kernels share the packing ([`pack`]): tiles (AMX) and pairs (AVX512-BF16). Both take two neighbours in k at once, as
-//! one word of 32 bits. Packed blocks are squares of 16 lines by 16 words: for A, whose lines are its rows, line by line; for B,
-//! whose lines are its columns, word by word. f32 is rounded as it is packed, once a block.
+//! one word of 32 bits. Packed blocks are squares of 16 lines by 16 words. Lines of B are its columns, and B is packed word
+//! by word. Lines of A are its rows: tiles take them line by line, pairs in whichever order packing gives them, or as they
+//! are stored if they are bf16 and C is wide. f32 is rounded as it is packed, once a block.
 //!
 //! An element of C is summed in the order of k, a pair at a time, wherever it lies, so the split over threads does not
 //! change its bits.
@@ -25,7 +26,7 @@ use pack::{WordOrder, pack};
 use pairs::{multiply_pairs, tile};
 use tiles::{configure_tiles, multiply_tiles};
 
-/// FactorRows of a packed block, and its words a line.
+/// Lines of a packed square, and its words a line.
 const SIDE: usize = 16;
 /// Depth of a packed block.
 const STEP: usize = 2 * SIDE;
@@ -87,15 +88,15 @@ impl Bf16Unit {
         };
         match (self, a) {
             // What tiles read where it lies is asked block by block.
-            (Bf16Unit::Amx, _) => RowLayout::LineByLine,
+            (Bf16Unit::Amx, _) => RowLayout::Squares(WordOrder::LineByLine),
             // A word is two numbers of a row.
             (_, Factor::Bf16(mat))
                 if blocks.in_place_kib.is_some() && is_by_rows && mat.cols.is_multiple_of(2) && cols > NR =>
             {
                 RowLayout::InPlace
             }
-            _ if is_by_rows => RowLayout::LineByLine,
-            _ => RowLayout::WordByWord,
+            _ if is_by_rows => RowLayout::Squares(WordOrder::LineByLine),
+            _ => RowLayout::Squares(WordOrder::WordByWord),
         }
     }
 }
@@ -105,9 +106,8 @@ impl Bf16Unit {
 enum RowLayout {
     /// As they are stored.
     InPlace,
-    /// Packed, in either order.
-    LineByLine,
-    WordByWord,
+    /// In squares. Of those in line-by-line order tiles may read some as they are stored.
+    Squares(WordOrder),
 }
 
 /// Whether the CPU has tiles, and the kernel gives them to this process, which has to ask.
@@ -151,7 +151,7 @@ thread_local! {
 }
 
 /// `c (+)= alpha * a * b`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`; k > 0.
-/// SumStore are f32, and rounded once where C is not.
+/// Sums are f32, and rounded once where C is not.
 ///
 /// # Safety
 /// This CPU has the unit, and the three matrices cover the memory their shapes and strides say.
@@ -238,18 +238,18 @@ impl FactorRows {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
     unsafe fn of(a: Factor, unit: Bf16Unit, layout: RowLayout, space: *mut u32, tile_rows: usize) -> FactorRows {
         let steps = a.cols().div_ceil(STEP);
-        match a {
-            Factor::Bf16(mat) if layout == RowLayout::InPlace => {
+        let order = match (layout, a) {
+            (RowLayout::InPlace, Factor::Bf16(mat)) => {
                 let rows = FactorRows::as_stored(mat, layout, 1, steps);
                 return FactorRows { words: mat.cols / 2, ..rows };
             }
-            Factor::Bf16(mat) if unit == Bf16Unit::Amx && is_in_tiles(mat) => {
+            (_, Factor::Bf16(mat)) if unit == Bf16Unit::Amx && is_in_tiles(mat) => {
                 return FactorRows::as_stored(mat, layout, SIDE, steps);
             }
-            _ => {}
-        }
+            (RowLayout::Squares(order), _) => order,
+            (RowLayout::InPlace, Factor::F32(_)) => unreachable!("f32 is rounded on its way"),
+        };
         let panel_rows = tile_rows.min(SIDE);
-        let order = if layout == RowLayout::WordByWord { WordOrder::WordByWord } else { WordOrder::LineByLine };
         // SAFETY: the caller's promise.
         unsafe { pack(space, a, panel_rows, order) };
         let (line, step) = (SIDE * size_of::<u32>(), SQUARE * size_of::<u32>());

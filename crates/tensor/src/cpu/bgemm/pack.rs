@@ -9,7 +9,7 @@ use crate::cpu::mat::{Factor, Mat};
 use crate::cpu::sgemm_avx512::{low_mask, transpose};
 
 /// In which order the words of a square lie.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WordOrder {
     LineByLine,
     WordByWord,

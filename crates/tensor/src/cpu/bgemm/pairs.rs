@@ -2,12 +2,15 @@
 
 use core::arch::x86_64::*;
 
-use super::{FactorRows, MR_IN_PLACE, MR_PAIRS, NR, NR_IN_PLACE, RowLayout, SIDE, SQUARE, SumStore};
+use super::{FactorRows, MR_IN_PLACE, MR_PAIRS, NR, NR_IN_PLACE, RowLayout, SIDE, SQUARE, SumStore, WordOrder};
 use crate::cpu::mat::MatMut;
 use crate::cpu::sgemm_avx512::low_mask;
 
 /// Where a word of a factor's row lies, from the first of its depth of 32 on.
 trait WordPlace {
+    /// Whether the rows are those that were stored, and nobody has read them yet.
+    const IS_STORED: bool;
+
     fn offset(a: &FactorRows, row: usize, word: usize) -> usize;
 }
 
@@ -19,6 +22,8 @@ struct LineByLine;
 struct WordByWord;
 
 impl WordPlace for InPlace {
+    const IS_STORED: bool = true;
+
     #[inline(always)]
     fn offset(a: &FactorRows, row: usize, word: usize) -> usize {
         row * a.line + word * size_of::<u32>()
@@ -26,6 +31,8 @@ impl WordPlace for InPlace {
 }
 
 impl WordPlace for LineByLine {
+    const IS_STORED: bool = false;
+
     #[inline(always)]
     fn offset(_: &FactorRows, row: usize, word: usize) -> usize {
         (row * SIDE + word) * size_of::<u32>()
@@ -33,6 +40,8 @@ impl WordPlace for LineByLine {
 }
 
 impl WordPlace for WordByWord {
+    const IS_STORED: bool = false;
+
     #[inline(always)]
     fn offset(_: &FactorRows, row: usize, word: usize) -> usize {
         (word * SIDE + row) * size_of::<u32>()
@@ -43,7 +52,7 @@ impl WordPlace for WordByWord {
 pub(super) fn tile(layout: RowLayout) -> [usize; 2] {
     match layout {
         RowLayout::InPlace => [MR_IN_PLACE, NR_IN_PLACE],
-        RowLayout::LineByLine | RowLayout::WordByWord => [MR_PAIRS, NR],
+        RowLayout::Squares(_) => [MR_PAIRS, NR],
     }
 }
 
@@ -72,8 +81,8 @@ pub(super) unsafe fn multiply_pairs<T: SumStore>(
     match a.layout {
         RowLayout::InPlace if c.cols > NR => by_rows!(InPlace, 4, 1 2 3 4 5 6),
         RowLayout::InPlace => by_rows!(InPlace, 2, 1 2 3 4 5 6),
-        RowLayout::LineByLine => by_rows!(LineByLine, 2, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
-        RowLayout::WordByWord => by_rows!(WordByWord, 2, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+        RowLayout::Squares(WordOrder::LineByLine) => by_rows!(LineByLine, 2, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+        RowLayout::Squares(WordOrder::WordByWord) => by_rows!(WordByWord, 2, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
     }
 }
 
@@ -126,7 +135,7 @@ unsafe fn pairs<const R: usize, const V: usize, P: WordPlace, T: SumStore>(
             };
         }
         for step in 0..a.words / SIDE {
-            if a.layout == RowLayout::InPlace {
+            if P::IS_STORED {
                 for r in 0..R {
                     // The next tile's rows.
                     _mm_prefetch::<_MM_HINT_T1>(a.data.wrapping_add(step * a.step + (r + R) * a.line).cast());
@@ -139,13 +148,38 @@ unsafe fn pairs<const R: usize, const V: usize, P: WordPlace, T: SumStore>(
         for word in 0..a.words % SIDE {
             word!(a.words / SIDE, word);
         }
-        let scale = _mm512_set1_ps(alpha);
-        for (r, sums) in sums.iter().enumerate() {
-            for (v, sum) in sums.iter().enumerate() {
-                let mask = low_mask(c.cols.saturating_sub(SIDE * v).min(SIDE));
-                let to = c.data.wrapping_add(r * c.row_stride + SIDE * v);
-                T::keep(to, mask, *sum, scale, accumulate);
+        if !a.words.is_multiple_of(SIDE) {
+            // Squares end in words of zeros, which make +0 of a sum that has become -0. So does one.
+            let zero = halves(_mm512_setzero_si512());
+            for sums in &mut sums {
+                for sum in sums {
+                    *sum = _mm512_dpbf16_ps(*sum, zero, zero);
+                }
             }
+        }
+        keep(c, &sums, alpha, accumulate);
+    }
+}
+
+/// Stores the sums of a tile.
+///
+/// # Safety
+/// C has R rows, and the CPU has the instructions.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn keep<const R: usize, const V: usize, T: SumStore>(
+    c: MatMut<T>,
+    sums: &[[__m512; V]; R],
+    alpha: f32,
+    accumulate: bool,
+) {
+    let scale = _mm512_set1_ps(alpha);
+    for (r, sums) in sums.iter().enumerate() {
+        for (v, sum) in sums.iter().enumerate() {
+            let mask = low_mask(c.cols.saturating_sub(SIDE * v).min(SIDE));
+            let to = c.data.wrapping_add(r * c.row_stride + SIDE * v);
+            // SAFETY: the lanes of the mask are columns of C.
+            unsafe { T::keep(to, mask, *sum, scale, accumulate) };
         }
     }
 }

@@ -2,6 +2,7 @@
 //! the depth at which sums are cut is always the same.
 
 use std::hint::black_box;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use half::bf16;
@@ -34,9 +35,9 @@ const ROWS: usize = 512;
 const DEPTH: usize = 512;
 const COLS: usize = 2048;
 /// Every choice is tried so often, in turn; its fastest try counts.
-const ROUNDS: usize = 4;
+const ROUNDS: usize = 6;
 /// By what part a choice must be faster than the one before it: less is noise.
-const GAIN: f64 = 0.02;
+const GAIN: f64 = 0.03;
 
 impl ProductBlocks {
     /// Columns of B in a block of this depth, whole tiles of them.
@@ -66,11 +67,11 @@ impl Choices {
                 Kernel::Bf16(Bf16Unit::Amx) => {
                     return Choices { packed_kib: &[512, 256, 1024, 2048], in_place_kib: NEVER };
                 }
-                Kernel::F32 if sgemm_avx512::is_supported() => {
+                Kernel::F32 | Kernel::Widened if sgemm_avx512::is_supported() => {
                     return Choices { packed_kib: &[1024, 256, 512, 2048], in_place_kib: IN_PLACE };
                 }
-                Kernel::F32 if sgemm_avx2::is_supported() => {
-                    return Choices { packed_kib: &[2048, 512, 1024, 4096], in_place_kib: NEVER };
+                Kernel::F32 | Kernel::Widened if sgemm_avx2::is_supported() => {
+                    return Choices { packed_kib: &[2048, 512, 1024], in_place_kib: NEVER };
                 }
                 Kernel::F32 | Kernel::Widened => {}
             }
@@ -88,8 +89,11 @@ impl Choices {
 impl Default for Blocking {
     /// Untold: right for processors with 1 or 2 MiB of second-level cache.
     fn default() -> Blocking {
-        let [f32, bf16] = kernels().map(|kernel| Choices::of(kernel).first());
-        Blocking { f32, bf16 }
+        static BUILT_IN: OnceLock<Blocking> = OnceLock::new();
+        *BUILT_IN.get_or_init(|| {
+            let [f32, bf16] = kernels().map(|kernel| Choices::of(kernel).first());
+            Blocking { f32, bf16 }
+        })
     }
 }
 
@@ -114,7 +118,7 @@ impl Blocking {
     }
 }
 
-/// Those of both types.
+/// The kernels of f32 and of bf16 on this processor.
 fn kernels() -> [Kernel; 2] {
     let half = View::of(Numbers::Bf16(&[]), 0, 0, 0);
     [Kernel::F32, Kernel::of(half, half)]
@@ -144,20 +148,37 @@ impl SampleFactor {
     }
 }
 
+/// A product to measure.
+struct SampleProduct {
+    a: SampleFactor,
+    b: SampleFactor,
+    sums: Vec<f32>,
+}
+
+impl SampleProduct {
+    fn new(kernel: Kernel) -> SampleProduct {
+        let [a, b] = [ROWS * DEPTH, DEPTH * COLS].map(|len| SampleFactor::new(kernel, len));
+        SampleProduct { a, b, sums: vec![0.0; ROWS * COLS] }
+    }
+
+    fn run(&mut self, is_transposed: bool, blocks: ProductBlocks) {
+        let a = if is_transposed { self.a.view(DEPTH, ROWS).t() } else { self.a.view(ROWS, DEPTH) };
+        multiply_on_thread(black_box(&mut self.sums), COLS, a, self.b.view(DEPTH, COLS), SET, blocks);
+    }
+}
+
 /// First what is best where rows of A are packed, then whether that is better than reading them in place.
 fn measured(kernel: Kernel, threads: usize) -> ProductBlocks {
     let choices = Choices::of(kernel);
-    // Each thread has its own, as ranks and tasks do.
-    let mut all: Vec<[SampleFactor; 2]> = Vec::new();
-    all.resize_with(threads, || [SampleFactor::new(kernel, ROWS * DEPTH), SampleFactor::new(kernel, DEPTH * COLS)]);
-    let mut sums = vec![vec![0.0f32; ROWS * COLS]; threads];
-    let mut seconds = |blocks: ProductBlocks, is_transposed: bool| {
+    // Each task has its own, as ranks and tasks do, in memory that a thread of the pool was the first to write.
+    let slots: Vec<Mutex<Option<SampleProduct>>> = (0..threads).map(|_| Mutex::default()).collect();
+    let seconds = |blocks: ProductBlocks, is_transposed: bool| {
         let begun = Instant::now();
         rayon::scope(|scope| {
-            for ([a, b], sums) in all.iter().zip(&mut sums) {
+            for slot in &slots {
                 scope.spawn(move |_| {
-                    let a = if is_transposed { a.view(DEPTH, ROWS).t() } else { a.view(ROWS, DEPTH) };
-                    multiply_on_thread(black_box(sums), COLS, a, b.view(DEPTH, COLS), SET, blocks);
+                    let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+                    slot.get_or_insert_with(|| SampleProduct::new(kernel)).run(is_transposed, blocks);
                 });
             }
         });

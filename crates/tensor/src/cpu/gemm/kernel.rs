@@ -47,12 +47,11 @@ impl Kernel {
         }
     }
 
-    /// Those of its type.
+    /// Sizes of blocks for products of this kernel's type.
     pub(super) fn blocks(self, blocking: &Blocking) -> ProductBlocks {
         match self {
-            #[cfg(target_arch = "x86_64")]
-            Kernel::Bf16(_) => blocking.bf16,
-            Kernel::Widened | Kernel::F32 => blocking.f32,
+            Kernel::F32 => blocking.f32,
+            _ => blocking.bf16,
         }
     }
 

@@ -171,6 +171,12 @@ mod tests {
         [(shape, false), (shape, true)]
     }
 
+    /// Sizes as they are built in, and so small that every product has many blocks, with rows of A in place and packed.
+    fn all_blocks() -> [ProductBlocks; 4] {
+        let blocks = |packed_kib, in_place_kib| ProductBlocks { packed_kib, in_place_kib };
+        [blocks(1024, Some(512)), blocks(16, Some(1)), blocks(1, Some(64)), blocks(256, None)]
+    }
+
     /// Kernels that this CPU can run.
     fn all_kernels(is_bf16: bool) -> Vec<Kernel> {
         if !is_bf16 {
@@ -190,7 +196,7 @@ mod tests {
     /// of each factor.
     #[test]
     fn products_equal_an_f64_loop() {
-        let (device, untold) = (Device::new(2), Blocking::default());
+        let device = Device::new(2);
         for (m, n, k) in [
             (1, 1, 1),
             (14, 32, 16),
@@ -213,32 +219,32 @@ mod tests {
                 gemm(&device, &mut parallel, n, va, vb, how);
                 gemm_serial(&device, &mut serial, n, va, vb, how);
                 let mut all = vec![("parallel", parallel), ("serial", serial)];
-                for kernel in all_kernels(rounds) {
-                    let mut other = c.clone();
-                    // SAFETY: `mat_mut` checks the shapes, and the CPU has the kernel.
-                    unsafe {
-                        kernel.multiply(
-                            mat_mut(&mut other, n, va, vb),
-                            (va.factor(), vb.factor()),
-                            how,
-                            kernel.blocks(&untold),
-                        )
-                    };
-                    all.push(("each kernel", other));
+                for blocks in all_blocks() {
+                    for kernel in all_kernels(rounds) {
+                        let mut other = c.clone();
+                        // SAFETY: `mat_mut` checks the shapes, and the CPU has the kernel.
+                        unsafe {
+                            kernel.multiply(mat_mut(&mut other, n, va, vb), (va.factor(), vb.factor()), how, blocks)
+                        };
+                        all.push(("each kernel", other));
+                    }
+                    #[cfg(target_arch = "x86_64")]
+                    if let (Factor::F32(fa), Factor::F32(fb)) = (va.factor(), vb.factor())
+                        && crate::cpu::sgemm_avx2::is_supported()
+                        && k > 0
+                    {
+                        let mut narrow = c.clone();
+                        let to = mat_mut(&mut narrow, n, va, vb);
+                        // SAFETY: the CPU has been asked, and `mat_mut` checks the shapes.
+                        unsafe { crate::cpu::sgemm_avx2::sgemm(to, fa, fb, how, blocks) };
+                        all.push(("avx2", narrow));
+                    }
                 }
                 if let (Factor::F32(fa), Factor::F32(fb)) = (va.factor(), vb.factor()) {
                     let mut other = c.clone();
                     // SAFETY: `mat_mut` checks the shapes.
                     unsafe { multiply_by_crate(mat_mut(&mut other, n, va, vb), fa, fb, how) };
                     all.push(("crate", other));
-                    #[cfg(target_arch = "x86_64")]
-                    if crate::cpu::sgemm_avx2::is_supported() && k > 0 {
-                        let mut narrow = c.clone();
-                        let to = mat_mut(&mut narrow, n, va, vb);
-                        // SAFETY: the CPU has been asked, and `mat_mut` checks the shapes.
-                        unsafe { crate::cpu::sgemm_avx2::sgemm(to, fa, fb, how, untold.f32) };
-                        all.push(("avx2", narrow));
-                    }
                 }
                 for i in 0..m {
                     for j in 0..n {
@@ -261,9 +267,7 @@ mod tests {
     /// what was measured, how large blocks are. None of it changes a bit.
     #[test]
     fn bits_depend_on_neither_the_kernel_nor_the_division() {
-        let blocks = |packed_kib, in_place_kib| ProductBlocks { packed_kib, in_place_kib };
-        let all = [blocks(1024, Some(512)), blocks(16, Some(1)), blocks(1, Some(64)), blocks(256, None)]
-            .map(|blocks| Blocking { f32: blocks, bf16: blocks });
+        let all = all_blocks().map(|blocks| Blocking { f32: blocks, bf16: blocks });
         for ((m, n, k), is_half) in
             [(1, 70, 40), (13, 100, 300), (28, 290, 1), (150, 577, 513), (20, 200, 1100)].into_iter().flat_map(both)
         {
@@ -289,10 +293,48 @@ mod tests {
                     assert_eq!(bits(&c), bits(&want), "{m} {n} {k}, {threads} threads, {stored}, {blocking:?}");
                 }
             }
+            // Each kernel of this CPU, into both types of sums: one that a CPU passes over may be another's first.
+            for kernel in all_kernels(is_half) {
+                let product = |blocks: ProductBlocks, a: &TestFactor| {
+                    let (va, vb) = (a.view(is_half), b.view(is_half));
+                    let (mut wide, mut half) = (vec![0.0f32; m * n], vec![bf16::ZERO; m * n]);
+                    // SAFETY: `mat_mut` checks the shapes, and the CPU has the kernel.
+                    unsafe {
+                        let factors = (va.factor(), vb.factor());
+                        kernel.multiply(mat_mut(&mut wide, n, va, vb), factors, SET, blocks);
+                        kernel.multiply(mat_mut(&mut half, n, va, vb), factors, SET, blocks);
+                    }
+                    (bits(&wide), half)
+                };
+                let want = product(all_blocks()[0], &a);
+                for (blocks, a) in all_blocks().into_iter().flat_map(|blocks| [(blocks, &a), (blocks, &turned)]) {
+                    assert!(product(blocks, a) == want, "{m} {n} {k}, {kernel:?}, {blocks:?}, {}", a.transposed);
+                }
+            }
             let (few, mut c) = (n.min(20), vec![0.0; m * n.min(20)]);
             gemm_small(&mut c, few, a.view(is_half), b.columns(few).view(is_half), SET);
             let wanted: Vec<f32> = want.chunks(n).flat_map(|line| &line[..few]).copied().collect();
             assert_eq!(bits(&c), bits(&wanted), "{few} columns of {m} {n} {k}");
+        }
+    }
+
+    /// Instructions for bf16 make zeros of sums below the smallest normal number, and keep their sign.
+    #[test]
+    fn the_sign_of_a_zero_does_not_depend_on_the_division() {
+        let (m, n, k) = (7, 70, 40);
+        let tiny = |len: usize, sign: f32| vec![round(sign * 1e-20); len];
+        let (a, b) = (tiny(m * k, -1.0), tiny(k * n, 1.0));
+        let a = View::of(Numbers::Bf16(&a), m, k, k);
+        let b = View::of(Numbers::Bf16(&b), k, n, n);
+        for kernel in all_kernels(true) {
+            let product = |blocks: ProductBlocks| {
+                let mut c = vec![1.0f32; m * n];
+                // SAFETY: `mat_mut` checks the shapes, and the CPU has the kernel.
+                unsafe { kernel.multiply(mat_mut(&mut c, n, a, b), (a.factor(), b.factor()), SET, blocks) };
+                c.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+            };
+            let [want, others @ ..] = all_blocks().map(product);
+            others.iter().for_each(|other| assert_eq!(*other, want, "{kernel:?}"));
         }
     }
 
