@@ -111,13 +111,9 @@ unsafe fn pairs<const R: usize, const V: usize, P: WordPlace, T: SumStore>(
             *panel = b.wrapping_add(v * a.steps * SQUARE);
         }
     }
+    expect::<R, V, T>(c);
     // SAFETY: the panels hold squares of 16 words for each of 16 columns; A has the words; C's rows hold `c.cols` columns.
     unsafe {
-        for r in 0..R {
-            for v in 0..V {
-                _mm_prefetch::<_MM_HINT_T0>(c.data.wrapping_add(r * c.row_stride + SIDE * v).cast());
-            }
-        }
         macro_rules! word {
             ($step:expr, $word:expr) => {
                 let mut line = [halves(_mm512_setzero_si512()); V];
@@ -157,29 +153,26 @@ unsafe fn pairs<const R: usize, const V: usize, P: WordPlace, T: SumStore>(
                 }
             }
         }
-        keep(c, &sums, alpha, accumulate);
+        // Here, and not in a function that would be handed the sums: they would have to be in memory for it.
+        let scale = _mm512_set1_ps(alpha);
+        for (r, sums) in sums.iter().enumerate() {
+            for (v, sum) in sums.iter().enumerate() {
+                let mask = low_mask(c.cols.saturating_sub(SIDE * v).min(SIDE));
+                let to = c.data.wrapping_add(r * c.row_stride + SIDE * v);
+                T::keep(to, mask, *sum, scale, accumulate);
+            }
+        }
     }
 }
 
-/// Stores the sums of a tile.
-///
-/// # Safety
-/// C has R rows, and the CPU has the instructions.
+/// The lines of C arrive while products are summed; a prefetch may point anywhere.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn keep<const R: usize, const V: usize, T: SumStore>(
-    c: MatMut<T>,
-    sums: &[[__m512; V]; R],
-    alpha: f32,
-    accumulate: bool,
-) {
-    let scale = _mm512_set1_ps(alpha);
-    for (r, sums) in sums.iter().enumerate() {
-        for (v, sum) in sums.iter().enumerate() {
-            let mask = low_mask(c.cols.saturating_sub(SIDE * v).min(SIDE));
-            let to = c.data.wrapping_add(r * c.row_stride + SIDE * v);
-            // SAFETY: the lanes of the mask are columns of C.
-            unsafe { T::keep(to, mask, *sum, scale, accumulate) };
+fn expect<const R: usize, const V: usize, T>(c: MatMut<T>) {
+    for r in 0..R {
+        for v in 0..V {
+            // SAFETY: nothing is read.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(c.data.wrapping_add(r * c.row_stride + SIDE * v).cast()) };
         }
     }
 }
