@@ -171,8 +171,7 @@ unsafe fn pairs<const R: usize, const V: usize, P: WordPlace, T: SumStore>(
 fn expect<const R: usize, const V: usize, T>(c: MatMut<T>) {
     for r in 0..R {
         for v in 0..V {
-            // SAFETY: nothing is read.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(c.data.wrapping_add(r * c.row_stride + SIDE * v).cast()) };
+            _mm_prefetch::<_MM_HINT_T0>(c.data.wrapping_add(r * c.row_stride + SIDE * v).cast());
         }
     }
 }
