@@ -104,13 +104,7 @@ unsafe fn pairs<const R: usize, const V: usize, P: WordPlace, T: SumStore>(
         // SAFETY: both are 64 bytes.
         unsafe { core::mem::transmute::<__m512i, __m512bh>(words) }
     };
-    // Where C has no columns for a panel there may be none; the first stands for it, and its products are not kept.
-    let mut panels = [b; V];
-    for (v, panel) in panels.iter_mut().enumerate() {
-        if SIDE * v < c.cols {
-            *panel = b.wrapping_add(v * a.steps * SQUARE);
-        }
-    }
+    let panels = panels::<V>(b, a.steps, c.cols);
     expect::<R, V, T>(c);
     // SAFETY: the panels hold squares of 16 words for each of 16 columns; A has the words; C's rows hold `c.cols` columns.
     unsafe {
@@ -174,4 +168,16 @@ fn expect<const R: usize, const V: usize, T>(c: MatMut<T>) {
             _mm_prefetch::<_MM_HINT_T0>(c.data.wrapping_add(r * c.row_stride + SIDE * v).cast());
         }
     }
+}
+
+/// The panels of B. Where C has no columns for one there may be none; the first stands for it, and its products are not kept.
+#[inline]
+fn panels<const V: usize>(first: *const u32, steps: usize, cols: usize) -> [*const u32; V] {
+    let mut panels = [first; V];
+    for (v, panel) in panels.iter_mut().enumerate() {
+        if SIDE * v < cols {
+            *panel = first.wrapping_add(v * steps * SQUARE);
+        }
+    }
+    panels
 }
