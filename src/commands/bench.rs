@@ -46,7 +46,7 @@ pub(super) fn run(arguments: BenchArgs) -> Result<(), CommandFailure> {
     let corpus = prepare(&config)?;
     let (data, _) = training_rows(&corpus, &config, &say)?;
     // What is to be known of a machine is worth measuring.
-    let blocks = blocking::here(config.parallel.backend, Measuring::If { flop: f64::INFINITY });
+    let blocks = blocking::here(config.parallel.backend, Measuring::IfWorth { flop: f64::INFINITY });
     blocks.iter().for_each(|found| say(&format!("products {}", found.told())));
     let mut process = Process::whole(&config.parallel);
     process.divide(blocks.map(|found| found.blocking).unwrap_or_default());

@@ -11,10 +11,10 @@ use super::CommandFailure;
 use super::devices::processor_kind;
 use crate::launch::Process;
 use crate::metrics::write_atomically;
-use crate::parallel::{self, Backend};
+use crate::parallel::Backend;
 
-/// Floating-point operations of a rank from which on measuring is worth it: forty times those of a thread that measures.
-const LONG: f64 = 5e12;
+/// Floating-point operations of a rank from which on measuring is worth it: at least forty times those of a thread that measures.
+const WORTH_FLOP: f64 = 5e12;
 
 /// How products are divided, and where that is from.
 pub(super) struct FoundBlocking {
@@ -23,7 +23,7 @@ pub(super) struct FoundBlocking {
 }
 
 enum BlockingOrigin {
-    /// As the program was built: nothing was measured yet, and this run is short.
+    /// As the program was built: nothing is kept, and this run is too short to measure, or another process does.
     Untold,
     Kept(PathBuf),
     Measured {
@@ -71,29 +71,29 @@ struct KeptBlocking {
     blocking: Blocking,
 }
 
-/// Who may measure.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Whether this process may measure.
+#[derive(Clone, Copy)]
 pub(super) enum Measuring {
-    /// A process whose ranks do so many operations each.
-    If { flop: f64 },
-    /// A process that takes what is kept, since others measure.
+    /// If it is worth it for ranks that do so many operations each.
+    IfWorth { flop: f64 },
+    /// No: others do.
     Never,
 }
 
 /// Has the ranks of a process, which do `flop` operations each, divide products as is known to be best. The process that leads
-/// measures, if it is worth it; the others, which would disturb it, then find what it has kept. A run that says nothing to a
+/// measures, if it is worth it; the others, which would disturb it, then find what it has kept, if they share its home. A run that says nothing to a
 /// user looks for no files of the user either. Collective over the processes.
-pub(super) fn settle(
+pub(super) fn divide_products(
     process: &mut Process,
-    config: &parallel::Config,
+    backend: Backend,
     flop: f64,
     is_quiet: bool,
 ) -> Result<Option<FoundBlocking>, CommandFailure> {
     if is_quiet {
         return Ok(None);
     }
-    let measuring = if process.leads() { Measuring::If { flop } } else { Measuring::Never };
-    let found = process.agree(|| Ok(here(config.backend, measuring)))?;
+    let measuring = if process.leads() { Measuring::IfWorth { flop } } else { Measuring::Never };
+    let found = process.agree(|| Ok(here(backend, measuring)))?;
     process.divide(found.as_ref().map(|found| found.blocking).unwrap_or_default());
     Ok(found)
 }
@@ -106,7 +106,7 @@ pub(super) fn here(backend: Backend, measuring: Measuring) -> Option<FoundBlocki
     // All cores that this process may use are at work, as in a step.
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let measure = || crate::launch::in_pool(threads, || Blocking::measured(threads));
-    let is_worth_it = matches!(measuring, Measuring::If { flop } if flop >= LONG);
+    let is_worth_it = matches!(measuring, Measuring::IfWorth { flop } if flop >= WORTH_FLOP);
     Some(found(cache_folder().as_deref(), MeasuredProcessor::here(threads), is_worth_it, measure))
 }
 
@@ -192,8 +192,8 @@ mod tests {
     fn a_processor_is_measured_once() {
         let (folder, Some(other)) = (tempfile::tempdir().unwrap(), other()) else { return };
         let (folder, measured) = (folder.path().join("cache"), Cell::new(0));
-        let find = |is_long| {
-            found(Some(&folder), MeasuredProcessor::here(2), is_long, || {
+        let find = |is_worth_it| {
+            found(Some(&folder), MeasuredProcessor::here(2), is_worth_it, || {
                 measured.set(measured.get() + 1);
                 other
             })
@@ -204,8 +204,8 @@ mod tests {
         let first = find(true);
         assert_eq!((first.blocking, measured.get()), (other, 1));
         assert!(first.told().contains("kept in"), "{}", first.told());
-        for is_long in [false, true] {
-            let kept = find(is_long);
+        for is_worth_it in [false, true] {
+            let kept = find(is_worth_it);
             assert_eq!((kept.blocking, measured.get()), (other, 1));
             assert!(kept.told().contains("measured on this processor"), "{}", kept.told());
         }

@@ -89,7 +89,7 @@ pub fn conduct(
     let content = data.corpus.split(Split::Train).content();
     let (routings, anew) = process.agree(|| train::routings(&job, content).map_err(CommandFailure::request))?;
     process.agree(|| fit::offload_folder(&job.config))?;
-    let blocks = blocking::settle(process, &shared.parallel, plan.flop_of_rank(&job.config), is_quiet)?;
+    let blocks = blocking::divide_products(process, shared.parallel.backend, plan.flop_of_rank(&job.config), is_quiet)?;
     let begin = || if leads { job.begin() } else { Ok(None) };
     let notice = process.agree(|| begin().map_err(CommandFailure::request))?;
     if speaks {

@@ -360,7 +360,21 @@ impl Heard {
 
 #[cfg(test)]
 mod tests {
+    use guildhall_tensor::ProductBlocks;
+
     use super::*;
+
+    #[test]
+    fn ranks_divide_products_as_their_process_was_told() {
+        let (config, built_in) =
+            (parallel::Config { threads: Some(1), ..parallel::Config::of(2, 1) }, Blocking::default());
+        let other =
+            Blocking { f32: ProductBlocks { packed_kib: built_in.f32.packed_kib + 1, ..built_in.f32 }, ..built_in };
+        let mut process = Process::whole(&config);
+        process.divide(other);
+        let found = process.each(&config, |rank| Ok::<_, String>(*rank.device.blocking()));
+        assert!(found.into_iter().all(|found| matches!(found, Ok(blocking) if blocking == other)));
+    }
 
     /// Of eight ranks on two machines: who shares memory, and who cores.
     #[test]

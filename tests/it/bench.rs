@@ -89,7 +89,7 @@ fn a_processor_is_measured_once_and_no_number_depends_on_it() {
     let (first, second) = (bench(), bench());
     assert!(first.contains("measured in ") && first.contains("kept in "), "{first}");
     assert!(second.contains("measured on this processor"), "{second}");
-    // Other sizes, and above all rows packed instead of read in place.
+    // The recipe is too small for the sizes to matter; rows are packed instead of read in place.
     let kept = fs::read_dir(shop.path("home/.cache/guildhall")).unwrap().next().unwrap().unwrap().path();
     let mut file: Value = serde_json::from_slice(&fs::read(&kept).unwrap()).unwrap();
     for dtype in ["f32", "bf16"] {

@@ -88,7 +88,7 @@ impl Device {
     }
 
     /// How products are divided.
-    pub(crate) fn blocking(&self) -> &Blocking {
+    pub fn blocking(&self) -> &Blocking {
         &self.blocking
     }
 

@@ -36,7 +36,7 @@ const DEPTH: usize = 512;
 const COLS: usize = 2048;
 /// Every choice is tried so often, in turn; its fastest try counts.
 const ROUNDS: usize = 6;
-/// By what part a choice must be faster than the one before it: less is noise.
+/// By what part a choice must be faster than the best before it: less is noise.
 const GAIN: f64 = 0.03;
 
 impl ProductBlocks {
@@ -87,7 +87,7 @@ impl Choices {
 }
 
 impl Default for Blocking {
-    /// Untold: right for processors with 1 or 2 MiB of second-level cache.
+    /// Sizes while nothing was measured: right for processors with 1 or 2 MiB of second-level cache.
     fn default() -> Blocking {
         static BUILT_IN: OnceLock<Blocking> = OnceLock::new();
         *BUILT_IN.get_or_init(|| {
@@ -98,7 +98,7 @@ impl Default for Blocking {
 }
 
 impl Blocking {
-    /// What this processor does best while `threads` threads of the rayon pool do the same: half a second of products.
+    /// What this processor does best while `threads` threads of the rayon pool do the same: about a second of products.
     pub fn measured(threads: usize) -> Blocking {
         let [f32, bf16] = kernels().map(|kernel| measured(kernel, threads));
         Blocking { f32, bf16 }
@@ -161,6 +161,7 @@ impl SampleProduct {
         SampleProduct { a, b, sums: vec![0.0; ROWS * COLS] }
     }
 
+    /// Rows of an A that is stored transposed are always packed.
     fn run(&mut self, is_transposed: bool, blocks: ProductBlocks) {
         let a = if is_transposed { self.a.view(DEPTH, ROWS).t() } else { self.a.view(ROWS, DEPTH) };
         multiply_on_thread(black_box(&mut self.sums), COLS, a, self.b.view(DEPTH, COLS), SET, blocks);
