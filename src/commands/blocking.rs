@@ -80,9 +80,9 @@ pub(super) enum Measuring {
     Never,
 }
 
-/// Has the ranks of a process, which do `flop` operations each, divide products as is known to be best. The process that leads
-/// measures, if it is worth it; the others, which would disturb it, then find what it has kept, if they share its home. A run that says nothing to a
-/// user looks for no files of the user either. Collective over the processes.
+/// Has the ranks of a process, which do `flop` operations each, divide products as is known to be best. The process that
+/// leads measures, if it is worth it; the others, which would disturb it, then find what it has kept, if they share its home.
+/// A run that says nothing to a user looks for no files of the user either. Collective over the processes.
 pub(super) fn divide_products(
     process: &mut Process,
     backend: Backend,
