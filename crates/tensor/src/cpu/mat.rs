@@ -60,6 +60,13 @@ impl Factor {
         }
     }
 
+    pub(super) fn col_stride(self) -> usize {
+        match self {
+            Factor::F32(mat) => mat.col_stride,
+            Factor::Bf16(mat) => mat.col_stride,
+        }
+    }
+
     pub(super) fn cols(self) -> usize {
         match self {
             Factor::F32(mat) => mat.cols,

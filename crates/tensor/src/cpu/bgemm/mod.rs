@@ -82,10 +82,7 @@ impl Bf16Unit {
 
     /// How the kernel finds words of A.
     fn layout(self, a: Factor, cols: usize, blocks: ProductBlocks) -> RowLayout {
-        let is_by_rows = match a {
-            Factor::F32(mat) => mat.col_stride == 1,
-            Factor::Bf16(mat) => mat.col_stride == 1,
-        };
+        let is_by_rows = a.col_stride() == 1;
         match (self, a) {
             // What tiles read where it lies is asked block by block.
             (Bf16Unit::Amx, _) => RowLayout::Squares(WordOrder::LineByLine),
@@ -170,17 +167,17 @@ pub(super) unsafe fn bgemm<T: SumStore>(
             scratch.has_tiles = true;
         }
         let (layout, [tile_rows, tile_cols]) = (unit.layout(a, c.cols, blocks), unit.tile(a, c.cols, blocks));
-        let kib = blocks.in_place_kib.filter(|_| layout == RowLayout::InPlace).unwrap_or(blocks.packed_kib);
         let depth = panel_depth(a.cols(), T::DEPTH_MAX);
+        // Rows of A that are read between two blocks of B, and words that they take packed.
+        let (kib, height, a_words) = match (layout, blocks.in_place_kib) {
+            (RowLayout::InPlace, Some(kib)) => (kib, c.rows, 0),
+            _ => {
+                let height = (A_ELEMENTS / depth / tile_rows).max(1) * tile_rows;
+                let panels = height.min(c.rows).div_ceil(tile_rows.min(SIDE)) + 1;
+                (blocks.packed_kib, height, panels * SIDE * depth / 2)
+            }
+        };
         let width = ProductBlocks::columns(kib, depth, size_of::<bf16>(), tile_cols).min(c.cols.next_multiple_of(SIDE));
-        let height = match layout {
-            RowLayout::InPlace => c.rows,
-            _ => (A_ELEMENTS / depth / tile_rows).max(1) * tile_rows,
-        };
-        let a_words = match layout {
-            RowLayout::InPlace => 0,
-            _ => (height.min(c.rows).div_ceil(tile_rows.min(SIDE)) + 1) * SIDE * depth / 2,
-        };
         let (a_space, b_space) = (space(&mut scratch.a, a_words), space(&mut scratch.b, width * depth / 2));
         for j in (0..c.cols).step_by(width) {
             let n = width.min(c.cols - j);
