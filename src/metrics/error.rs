@@ -12,6 +12,11 @@ pub enum Error {
         path.display()
     )]
     CorruptLine { path: PathBuf, line: u64, source: serde_json::Error },
+    #[error(
+        "{} line {line} is of step {step}, which cannot follow step {last}; delete the lines of another run by hand",
+        path.display()
+    )]
+    StepOrder { path: PathBuf, line: u64, step: u64, last: u64 },
     #[error("{} is not a run summary: {source}; delete it, a resumed run writes it anew", path.display())]
     CorruptSummary { path: PathBuf, source: serde_json::Error },
     #[error("{} has no scores: {source}; delete it, `guildhall evaluate` with --bleu or --chrf writes it anew", path.display())]

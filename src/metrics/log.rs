@@ -17,6 +17,9 @@ use super::{Error, StepRecord};
 /// Name of the log in a run folder.
 pub const METRICS_FILE: &str = "metrics.jsonl";
 
+/// Reports place steps on axes of f64, which holds every integer up to here.
+const STEP_MAX: u64 = 1 << f64::MANTISSA_DIGITS;
+
 /// Appends step records to the log of a run. What could not be written is kept, and written before the next record.
 #[derive(Debug)]
 pub struct Writer {
@@ -112,6 +115,23 @@ struct StepOnly {
     step: u64,
 }
 
+/// A line's step, whatever else is read of it.
+trait AtStep: DeserializeOwned {
+    fn step(&self) -> u64;
+}
+
+impl AtStep for StepRecord {
+    fn step(&self) -> u64 {
+        self.step
+    }
+}
+
+impl AtStep for StepOnly {
+    fn step(&self) -> u64 {
+        self.step
+    }
+}
+
 fn kept_prefix(path: &Path, step: u64) -> Result<Prefix, Error> {
     let mut lines = LogLines::open(path)?;
     let mut kept = Prefix::default();
@@ -132,27 +152,43 @@ struct LogLines {
     reader: BufReader<File>,
     path: PathBuf,
     number: u64,
+    last_step: Option<u64>,
     buffer: Vec<u8>,
 }
 
 impl LogLines {
     fn open(path: &Path) -> Result<LogLines, Error> {
         let file = File::open(path).map_err(Error::io("open", path))?;
-        Ok(LogLines { reader: BufReader::new(file), path: path.to_owned(), number: 0, buffer: Vec::new() })
+        Ok(LogLines {
+            reader: BufReader::new(file),
+            path: path.to_owned(),
+            number: 0,
+            last_step: None,
+            buffer: Vec::new(),
+        })
     }
 
     /// The next record, or `None` at the end or at a torn last line.
-    fn next_parsed<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Error> {
+    fn next_parsed<T: AtStep>(&mut self) -> Result<Option<T>, Error> {
         self.buffer.clear();
         self.number += 1;
         let length = self.reader.read_until(b'\n', &mut self.buffer).map_err(Error::io("read", &self.path))?;
         if length == 0 {
             return Ok(None);
         }
-        match serde_json::from_slice(&self.buffer) {
-            Ok(record) => Ok(Some(record)),
+        match serde_json::from_slice::<T>(&self.buffer) {
+            Ok(record) => self.follow(record.step()).map(|()| Some(record)),
             Err(_) if !self.buffer.ends_with(b"\n") => Ok(None),
             Err(source) => Err(Error::CorruptLine { path: self.path.clone(), line: self.number, source }),
         }
+    }
+
+    /// Steps only grow, as [`Writer::write`] demands; those who read count on it.
+    fn follow(&mut self, step: u64) -> Result<(), Error> {
+        let last = self.last_step.replace(step);
+        if step <= STEP_MAX && last.is_none_or(|last| last < step) {
+            return Ok(());
+        }
+        Err(Error::StepOrder { path: self.path.clone(), line: self.number, step, last: last.unwrap_or(0) })
     }
 }

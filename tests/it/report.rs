@@ -171,6 +171,26 @@ fn a_broken_line_in_the_middle_is_named() {
 }
 
 #[test]
+fn lines_that_go_back_or_have_no_place_on_an_axis_are_named() {
+    let run = folder();
+    for (steps, said) in [
+        ([1, 9, 3], "metrics.jsonl line 3 is of step 3, which cannot follow step 9"),
+        ([1, 2, 2], "metrics.jsonl line 3 is of step 2, which cannot follow step 2"),
+        ([1, 2, u64::MAX], "metrics.jsonl line 3 is of step 18446744073709551615"),
+    ] {
+        let record = |number| StepRecord { step: number, ..step(1) };
+        let lines = steps.map(|number| serde_json::to_string(&record(number)).unwrap() + "\n");
+        fs::write(log_of(run.path()), lines.concat()).unwrap();
+        let reports = render(run.path(), None).unwrap_err().to_string();
+        let reads = read(&log_of(run.path())).unwrap_err().to_string();
+        let resumes = Writer::resume(run.path(), u64::MAX).unwrap_err().to_string();
+        for message in [reports, reads, resumes] {
+            assert!(message.contains(said), "{message}");
+        }
+    }
+}
+
+#[test]
 #[should_panic(expected = "step 2 written after step Some(2)")]
 fn steps_are_written_in_order() {
     let run = folder();
