@@ -50,7 +50,9 @@ pub(super) fn run(arguments: BenchArgs) -> Result<(), CommandFailure> {
     blocks.iter().for_each(|found| say(&format!("products {}", found.told())));
     let mut process = Process::whole(&config.parallel);
     process.divide(blocks.map(|found| found.blocking).unwrap_or_default());
-    let ranks = process.each(&config.parallel, |rank| measure(&rank, &config, &data, arguments.steps));
+    let ranks = process.each(&config.parallel, |rank| {
+        train::Error::or_of_device(&rank, || measure(&rank, &config, &data, arguments.steps))
+    });
     let ranks = launch::first_cause(ranks, train::Error::is_consequence)
         .map_err(|failure| CommandFailure::Run(anyhow::anyhow!("{failure}")))?;
     let speed = speed(&config, &ranks);

@@ -54,9 +54,10 @@ impl Trained {
         f: impl Fn(&Model, &Mesh, &Rank) -> Result<T, Error> + Sync,
     ) -> Result<T, CommandFailure> {
         let results = self.process.run(&self.config.parallel, |rank| {
-            let loaded = trained(&rank, &self.config, &self.source);
+            let load = || trained(&rank, &self.config, &self.source);
+            let loaded = Error::or_of_device(&rank, load);
             let (model, mesh) = loaded.map_err(|error| Error::Start(Box::new(error)))?;
-            f(&model, &mesh, &rank)
+            Error::or_of_device(&rank, || f(&model, &mesh, &rank))
         });
         match results {
             Ok(values) => Ok(values.into_iter().next().expect("a process has a rank")),

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Display;
+use std::panic::resume_unwind;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use guildhall_comm::control::{ControlLane, Received, Signal, mailbox};
 use guildhall_comm::threads::{self, Options};
 use guildhall_comm::{Clock, Communicator, Failure, SystemClock};
-use guildhall_tensor::Blocking;
+use guildhall_tensor::{Blocking, DeviceFailure, on_device};
 
 use super::ending::{Ending, verdict};
 use super::node::{cores, machine, node};
@@ -274,7 +275,9 @@ impl Process {
         threads::run_on(self.members.iter().map(|member| member.world.clone()).collect(), |world| {
             let is_first_here = world.rank() == first;
             let rank = rank_of(world, config, &self.nodes, (threads, self.blocking), (is_first_here, self.runs_alone));
-            in_pool(threads, || f(rank.clone()))
+            // Who takes a device's failure for no error of its own is told of it as of a panic.
+            let told = |failure: DeviceFailure| resume_unwind(Box::new(failure.to_string()));
+            in_pool(threads, || on_device(|| f(rank.clone())).unwrap_or_else(told))
         })
     }
 

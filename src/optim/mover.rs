@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use guildhall_tensor::ops::SquareSums;
-use guildhall_tensor::{Device, Tensor};
+use guildhall_tensor::{Device, Tensor, on_device};
 
 use super::backing::Backing;
 use super::shard::{Address, GradientPart};
@@ -132,7 +132,8 @@ impl Backing {
 /// Does jobs in their order until nobody asks any more.
 fn serve(mut backing: Backing, jobs: &Receiver<TransferJob>, done: &Sender<io::Result<Done>>) {
     for job in jobs {
-        if done.send(backing.answer(job)).is_err() {
+        let answer = on_device(|| backing.answer(job)).unwrap_or_else(|failure| Err(io::Error::other(failure)));
+        if done.send(answer).is_err() {
             return;
         }
     }

@@ -1,12 +1,14 @@
 //! Why training stopped.
 
+use std::sync::Arc;
+
 use guildhall_comm as comm;
-use guildhall_tensor::Excess;
+use guildhall_tensor::{DeviceFailure, Excess, on_device};
 
 use serde::{Deserialize, Serialize};
 
 use super::job::InitError;
-use crate::launch::Tellable;
+use crate::launch::{Rank, Tellable};
 use crate::{checkpoint, data, metrics, moe, optim};
 
 /// A failure on one rank.
@@ -42,7 +44,7 @@ pub enum Error {
     /// Another rank found where; its error says it.
     #[error("step {step}: another rank met a number that is not finite")]
     NonFiniteElsewhere { step: u64 },
-    /// What ranks say to each other does not tell in which step it was, and where in the model.
+    /// What ranks say to each other, and what devices do, does not tell in which step it was, and where in the model.
     #[error("step {step}{}: {error}", place.as_ref().map_or(String::new(), |place| format!(", {place}")))]
     At { step: u64, place: Option<String>, error: Box<Error> },
     #[error("step {step}: the held-out loss is not finite; start anew with a lower train.lr or a train.clip of 1")]
@@ -64,6 +66,9 @@ pub enum Error {
         /// The most that was held until the rank looked.
         peak: u64,
     },
+    /// `place` is the part of the model whose kernels were the last.
+    #[error("rank {rank}, {}: {failure}", if place.is_empty() { "before the model".to_owned() } else { format!("last in {place}") })]
+    Device { rank: usize, place: Arc<str>, failure: DeviceFailure },
     #[error("going back through the model failed: {0}")]
     Backward(guildhall_tensor::BackwardError),
 }
@@ -75,7 +80,7 @@ pub enum StopKind {
     Request,
     /// The run's own numbers, so that the same steps again would end the same way.
     Numbers,
-    /// A rank came to a `peak` above the `limit` that it may hold.
+    /// A rank came to a `peak` above the `limit` that it may hold, or would have where its device had no more room.
     Budget {
         limit: u64,
         peak: u64,
@@ -91,6 +96,10 @@ impl Tellable for Error {
             Error::Start(_) => StopKind::Request,
             Error::NonFinite { .. } | Error::Overflow { .. } | Error::HeldOut { .. } => StopKind::Numbers,
             Error::Budget { excess, peak, .. } => StopKind::Budget { limit: excess.limit, peak: *peak },
+            // What tensors held is what there was room for.
+            Error::Device { failure: DeviceFailure::NoRoom { bytes, held, .. }, .. } => {
+                StopKind::Budget { limit: *held, peak: held + bytes }
+            }
             Error::At { error, .. } => error.kind(),
             _ => StopKind::Other,
         }
@@ -102,6 +111,12 @@ impl Tellable for Error {
 }
 
 impl Error {
+    /// Runs a rank's work, of which a failure of its device is an error like others.
+    pub(crate) fn or_of_device<T>(rank: &Rank, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        let failed = |failure| Err(Error::Device { rank: rank.world.rank(), place: rank.device.scope(), failure });
+        on_device(work).unwrap_or_else(failed)
+    }
+
     /// What was met with before the first step. That ranks do not reach each other is no wrong request.
     pub(super) fn before_the_first_step(self) -> Error {
         match self {
@@ -117,7 +132,11 @@ impl Error {
             Error::Backward(failure) => failure.downcast_ref::<comm::Error>().is_some(),
             _ => false,
         };
-        if is_of_ranks { Error::At { step, place, error: Box::new(self) } } else { self }
+        if is_of_ranks || matches!(self, Error::Device { .. }) {
+            Error::At { step, place, error: Box::new(self) }
+        } else {
+            self
+        }
     }
 
     /// Whether another rank's failure was the cause.
@@ -134,5 +153,20 @@ impl Error {
             Error::Start(error) | Error::At { error, .. } => error.is_consequence(),
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As of one that holds more than memory.budget: what fits is looked for.
+    #[test]
+    fn a_device_without_room_is_a_budget_that_is_exceeded() {
+        let failure = DeviceFailure::NoRoom { bytes: 30, held: 100, reason: "it is full".to_owned() };
+        let error = Error::Device { rank: 2, place: "layer 1".into(), failure }.at(7, None);
+        let told = "step 7: rank 2, last in layer 1: the device has no room for 30 bytes more beside the 100 that tensors hold";
+        assert!(error.to_string().starts_with(told), "{error}");
+        assert_eq!(error.kind(), StopKind::Budget { limit: 100, peak: 130 });
     }
 }

@@ -90,11 +90,11 @@ pub fn train(process: &Process, begun: Begun) -> Result<Outcome, RunFailure<Stop
     let (routings, budget) = (Arc::new(routings), budget(&job.config, process.neighbours()));
     let outcomes = process.run(&job.config.parallel, |rank| {
         budget.iter().for_each(|&bytes| rank.device.account().limit(bytes));
-        let mut run = Loop::new(rank, job, data, &routings)?;
+        let mut run = Loop::new(rank.clone(), job, data, &routings)?;
         if is_quiet {
             run.screen.progress = Progress::silent();
         }
-        run.run(interrupted)
+        Error::or_of_device(&rank, || run.run(interrupted))
     })?;
     Ok(outcomes.into_iter().next().expect("a process has a rank"))
 }
@@ -125,7 +125,8 @@ struct Loop<'a> {
 
 impl<'a> Loop<'a> {
     fn new(rank: Rank, job: &'a Job, data: &'a Data, routings: &Arc<Routings>) -> Result<Loop<'a>, Error> {
-        Loop::set_up(rank, job, data, routings).map_err(Error::before_the_first_step)
+        let set_up = Error::or_of_device(&rank.clone(), || Loop::set_up(rank, job, data, routings));
+        set_up.map_err(Error::before_the_first_step)
     }
 
     fn set_up(rank: Rank, job: &'a Job, data: &'a Data, routings: &Arc<Routings>) -> Result<Loop<'a>, Error> {
@@ -177,7 +178,8 @@ impl<'a> Loop<'a> {
         let mut stops = self.any_rank(interrupted.load(Ordering::Relaxed))?;
         while self.reached.step < train.steps && !stops {
             let step = self.reached.step + 1;
-            stops = self.step(interrupted).map_err(|error| error.at(step, None))?;
+            let taken = Error::or_of_device(&self.rank.clone(), || self.step(interrupted));
+            stops = taken.map_err(|error| error.at(step, None))?;
         }
         let status = if self.reached.step < train.steps { Status::Interrupted } else { Status::Done };
         let (last, run) = (self.reached.step, &self.job.config.run.dir);

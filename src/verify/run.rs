@@ -124,12 +124,14 @@ impl Runner<'_> {
         routings: &Arc<Routings>,
         (between, twist): (Between, Twist),
     ) -> Result<RankResult, train::Error> {
-        let trainer = trainer(&rank, config, twist)?;
-        let seen = RankResult::of(&*rank.world);
-        let mut worker =
-            Worker { steps: self.steps, folder: &self.folder, rank, config, routings, trainer, twist, seen };
-        worker.train(between, &self.data)?;
-        Ok(worker.seen)
+        train::Error::or_of_device(&rank.clone(), || {
+            let trainer = trainer(&rank, config, twist)?;
+            let seen = RankResult::of(&*rank.world);
+            let mut worker =
+                Worker { steps: self.steps, folder: &self.folder, rank, config, routings, trainer, twist, seen };
+            worker.train(between, &self.data)?;
+            Ok(worker.seen)
+        })
     }
 }
 

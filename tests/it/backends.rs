@@ -1,12 +1,16 @@
 //! What computes makes no difference that rounding does not make: training on accelerators' kernels, of which each is held
 //! against the CPU's on the way, gives the CPU's losses, and what one backend has written another reads.
 
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs};
+
 use guildhall::model::Sizes;
 use guildhall::parallel::Backend;
 use guildhall_tensor::Dtype;
 use serde_json::Value;
 
-use crate::program::{RUN, Workshop};
+use crate::program::{RUN, Workshop, finished};
 use crate::tiny::{Recipe, families, mixtral};
 use crate::world::{ONE, Shape, on_backend, shape, sliced};
 
@@ -71,6 +75,58 @@ fn what_one_backend_has_written_another_goes_on_from() {
         let got = losses(backends);
         let is_near = got.iter().zip(&want).all(|(got, want)| (got - want).abs() <= ROUNDING * want);
         assert!(is_near && got.len() == want.len(), "{backends:?}: {got:?} instead of {want:?}");
+    }
+}
+
+/// A device that cannot do what a step needs, as one that is lost: the run ends with the rank, the place and the kernel, what
+/// was saved stays, and the run goes on from there elsewhere.
+#[test]
+fn a_device_that_fails_ends_the_run_and_costs_no_checkpoint() {
+    let shop = Workshop::new();
+    let run = |name: &str, options: &str| format!("train tiny.toml --set run.dir=runs/{name} {options}");
+    shop.succeeds(&run("whole", "--set train.steps=2"));
+    shop.succeeds(&run("whole", "--set train.steps=4 --resume"));
+    // With kernels made, if nobody has made them.
+    shop.succeeds(&run("broken", "--set train.steps=2 --backend simulated --ranks 2"));
+    let home = shop.path("home");
+    break_kernels(&home, "attention");
+
+    let on = |arguments: &str| {
+        let mut command = shop.command(arguments);
+        finished(command.env("HOME", &home).output().unwrap())
+    };
+    let told = on(&run("broken", "--set train.steps=4 --backend simulated --ranks 2 --resume"));
+    let words = ["step 3: rank ", "last in layer 0", "kernel `attention`", "--resume continues from", "step-000002"];
+    told.failed(1, &words);
+    let told = on("evaluate runs/broken/checkpoints/latest --backend simulated");
+    told.failed(1, &["last in layer 0", "kernel `attention`"]);
+    on("verify tiny.toml --ranks 1 --only dtype --set parallel.backend=simulated").failed(1, &["kernel `attention`"]);
+
+    shop.succeeds(&run("broken", "--set train.steps=4 --backend cpu --ranks 2 --resume"));
+    let [whole, broken] = ["whole", "broken"].map(|name| shop.series(&format!("runs/{name}"), "loss"));
+    let is_near = |(got, want): (&Value, &Value)| {
+        let [got, want] = [got, want].map(|loss| loss.as_f64().unwrap());
+        (got - want).abs() <= ROUNDING * want
+    };
+    assert!(whole.len() == 4 && broken.len() == 4, "{whole:?} {broken:?}");
+    assert!(broken.iter().zip(&whole).all(is_near), "{broken:?} instead of {whole:?}");
+}
+
+/// Puts into this home all kernels that were compiled for this user, those of one module aside: there is a library without
+/// any in its place.
+fn break_kernels(home: &Path, module: &str) {
+    let (from, to) = (env::home_dir().unwrap().join(".cache/guildhall"), home.join(".cache/guildhall"));
+    let empty = home.join("empty.so");
+    fs::create_dir_all(&to).unwrap();
+    let made = Command::new("c++").args(["-shared", "-fPIC", "-x", "c++", "/dev/null", "-o"]).arg(&empty).status();
+    assert!(made.unwrap().success());
+    for kernels in fs::read_dir(from).unwrap().map(Result::unwrap).filter(|entry| entry.path().is_dir()) {
+        let folder = to.join(kernels.file_name());
+        fs::create_dir(&folder).unwrap();
+        for file in fs::read_dir(kernels.path()).unwrap().map(|file| file.unwrap().path()) {
+            let is_broken = file.file_stem().unwrap() == module && file.extension().unwrap() == "so";
+            fs::copy(if is_broken { &empty } else { &file }, folder.join(file.file_name().unwrap())).unwrap();
+        }
     }
 }
 

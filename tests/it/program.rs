@@ -246,7 +246,7 @@ impl Drop for Running {
     }
 }
 
-fn finished(output: Output) -> Finished {
+pub(crate) fn finished(output: Output) -> Finished {
     let text = |bytes| String::from_utf8(bytes).expect("the program writes UTF-8");
     Finished { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }

@@ -12,7 +12,7 @@ use half::bf16;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::elements::Elements;
-use crate::gpu::{DeviceMemory, Gpu};
+use crate::gpu::{DeviceFailure, DeviceMemory, Gpu};
 
 /// Memory starts on a cache line, so that no vector load straddles two.
 const ALIGN_BYTES: usize = 64;
@@ -97,10 +97,7 @@ impl Device {
     }
 
     /// Memory of an accelerator for so many bytes, of whatever it last held.
-    /// What waits for reuse is given back where there is no room.
-    ///
-    /// # Panics
-    /// If there is none then either.
+    /// What waits for reuse is given back where there is no room; that there is none then either ends the rank's work.
     pub(crate) fn take_memory(&self, gpu: &Gpu, bytes: usize) -> DeviceMemory {
         let capacity = finely_rounded(bytes.max(DEVICE_BYTES_MIN));
         let found = best_fit(&mut self.free().memory, capacity);
@@ -110,18 +107,14 @@ impl Device {
                     self.free().memory.clear();
                     gpu.allocate(capacity)
                 })
-                .unwrap_or_else(|reason| panic!("{}", self.no_room(capacity, &reason)))
+                .unwrap_or_else(|reason| self.no_room(capacity, reason).raise())
         });
         memory.forget();
         memory
     }
 
-    fn no_room(&self, bytes: usize, reason: &str) -> String {
-        let held = self.account().live_total();
-        format!(
-            "the device has no room for {bytes} bytes more beside the {held} that tensors hold ({reason}): lower \
-             train.micro_batch or the model's sizes, recompute, or shard more; `guildhall plan` finds what fits"
-        )
+    fn no_room(&self, bytes: usize, reason: String) -> DeviceFailure {
+        DeviceFailure::NoRoom { bytes: bytes as u64, held: self.account().live_total(), reason }
     }
 
     pub(crate) fn give_memory(&self, memory: DeviceMemory) {

@@ -1,7 +1,7 @@
 //! Kernels as libraries of the host, made by the C++ compiler that is there.
 //!
 //! A folder of the user's cache, named by a hash of the sources, the compiler and its options, keeps them: a program compiles
-//! what no program compiled before it.
+//! what no program compiled before it. Who makes one removes those that nobody has used for a month.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -10,6 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
+use std::time::{Duration, SystemTime};
 
 use libloading::Library;
 
@@ -21,6 +22,12 @@ const COMPILERS: [&str; 3] = ["c++", "g++", "clang++"];
 
 /// Products and sums are not fused unless a kernel says so: the CPU's are not, either.
 const OPTIONS: [&str; 8] = ["-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-w", "-x", "c++"];
+
+/// What the names of folders begin with.
+const KERNELS: &str = "kernels-";
+
+/// After so long kernels are taken to be those of a version that nobody runs any more.
+const UNUSED_MOST: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// A compiler that runs.
 #[derive(Clone, Debug)]
@@ -58,7 +65,7 @@ pub(super) fn kept(
     make: impl FnOnce(&Path) -> Result<(), EngineError>,
 ) -> Result<PathBuf, EngineError> {
     let cache = cache_folder().ok_or(EngineError::Homeless)?;
-    let folder = cache.join(format!("kernels-{:016x}", fingerprint(maker, sources)));
+    let folder = cache.join(format!("{KERNELS}{:016x}", fingerprint(maker, sources)));
     let failed = |source| EngineError::Folder { path: cache.clone(), source };
     fs::create_dir_all(&cache).map_err(failed)?;
     // Ranks and programs that start together need the same: one makes it, the others wait.
@@ -69,8 +76,22 @@ pub(super) fn kept(
         write_sources(&draft, sources).map_err(failed)?;
         make(&draft)?;
         fs::rename(&draft, &folder).map_err(failed)?;
+        remove_unused(&cache, SystemTime::now());
     }
+    // A cache that keeps no times is one that nothing is removed from too early, for its making is noted by itself.
+    let _ = File::open(&folder).and_then(|folder| folder.set_modified(SystemTime::now()));
     Ok(folder)
+}
+
+/// Removes kernels that were last used long before `now`. They are of no use to anybody, so that one that stays does no harm.
+fn remove_unused(cache: &Path, now: SystemTime) {
+    for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
+        let is_of_kernels = entry.file_name().to_string_lossy().starts_with(KERNELS);
+        let used = entry.metadata().and_then(|about| about.modified()).unwrap_or(now);
+        if is_of_kernels && now.duration_since(used).is_ok_and(|unused| unused > UNUSED_MOST) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 fn fingerprint(maker: impl Hash, sources: &[KernelSource]) -> u64 {
@@ -117,4 +138,24 @@ fn load(path: &Path) -> Result<Library, EngineError> {
     // SAFETY: the library was made from this program's own sources, which run nothing when they are loaded.
     let library = unsafe { Library::new(path) };
     library.map_err(|error| EngineError::Unloadable { path: path.to_owned(), reason: error.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_that_nobody_uses_are_removed() {
+        let cache = std::env::temp_dir().join(format!("kernels-cache-{}", std::process::id()));
+        let now = SystemTime::now();
+        for (name, days) in [("kernels-old", 31), ("kernels-used", 29), ("blocking", 400)] {
+            fs::create_dir_all(cache.join(name).join("inside")).unwrap();
+            let used = now - Duration::from_secs(days * 24 * 3600);
+            File::open(cache.join(name)).unwrap().set_modified(used).unwrap();
+        }
+        remove_unused(&cache, now);
+        let left = ["kernels-old", "kernels-used", "blocking"].map(|name| cache.join(name).exists());
+        fs::remove_dir_all(cache).unwrap();
+        assert_eq!(left, [false, true, true]);
+    }
 }

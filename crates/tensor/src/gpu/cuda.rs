@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_void};
-use std::fmt::Debug;
+use std::fmt::{Debug, Display};
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ use super::call::Launch;
 use super::compile::kept;
 use super::error::EngineError;
 use super::sources::KernelSource;
-use super::{Accelerator, DeviceMatrix, DeviceMemory, DeviceProduct, DeviceStream, Event};
+use super::{Accelerator, DeviceFailure, DeviceMatrix, DeviceMemory, DeviceProduct, DeviceStream, Event};
 use crate::device::Device;
 use crate::dtype::Dtype;
 
@@ -84,9 +84,10 @@ fn failed(what: &'static str, error: impl Debug) -> EngineError {
 }
 
 /// What a rank cannot go on without.
-#[track_caller]
-fn done<T, E: Debug>(result: Result<T, E>, what: &'static str) -> T {
-    result.unwrap_or_else(|error| panic!("{}", failed(what, error)))
+fn done<T, E: Debug>(result: Result<T, E>, what: impl Display) -> T {
+    // Kernels run on by themselves, so that the driver may tell of an earlier one's failure.
+    let reason = |error| format!("{error:?}, there or in what was begun before");
+    result.unwrap_or_else(|error| DeviceFailure::broken(what, reason(error)).raise())
 }
 
 #[derive(Debug)]
@@ -148,8 +149,8 @@ impl Cuda {
 
     fn function(&self, module: &str, name: &'static str) -> sys::CUfunction {
         let mut functions = lock(&self.functions);
-        let found = functions.entry(name).or_insert_with(|| done(self.modules[module].load_function(name), name));
-        found.cu_function()
+        let load = || done(self.modules[module].load_function(name), format_args!("kernel `{name}`"));
+        functions.entry(name).or_insert_with(load).cu_function()
     }
 }
 
@@ -204,9 +205,9 @@ impl Accelerator for Cuda {
     }
 
     fn free(&self, address: u64, _: usize) {
-        done(self.context.bind_to_thread(), "turning to the device");
+        // Of a device that is lost nothing can be freed, and a thread that ends has nobody to tell.
         // SAFETY: `allocate` gave the address, and its only owner is gone; the driver waits for what uses it.
-        done(unsafe { result::free_sync(address) }, "freeing memory");
+        let _ = self.context.bind_to_thread().and_then(|()| unsafe { result::free_sync(address) });
     }
 
     fn forget(&self, _: &DeviceMemory) {}
@@ -232,7 +233,7 @@ impl Accelerator for Cuda {
         // before the call returns; operands stay until what was launched before is done with them, by the order of streams.
         let launched =
             unsafe { result::launch_kernel(kernel, (self.blocks, 1, 1), (THREADS, 1, 1), 0, stream, &mut parameters) };
-        done(launched, launch.name);
+        done(launched, format_args!("kernel `{}`", launch.name));
     }
 
     fn record(&self, stream: DeviceStream) -> Event {

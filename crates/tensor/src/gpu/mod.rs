@@ -16,6 +16,7 @@ mod call;
 mod compile;
 mod cuda;
 mod error;
+mod failure;
 mod matrix;
 mod memory;
 mod order;
@@ -33,6 +34,7 @@ use std::sync::Arc;
 pub(crate) use call::{Call, DeviceElements};
 pub use compile::{Compiler, find_compiler};
 pub use error::EngineError;
+pub use failure::{DeviceFailure, on_device};
 pub(crate) use matrix::{DeviceMatrix, DeviceProduct};
 pub(crate) use memory::DeviceMemory;
 pub(crate) use order::DeviceStream;
@@ -54,7 +56,7 @@ pub(crate) enum Event {
 }
 
 /// What allocates, copies and launches. Calls of one stream happen in order; calls of two only where one waits for an
-/// event of the other.
+/// event of the other. What an engine cannot do ends the rank's work ([`DeviceFailure::raise`]).
 pub(crate) trait Accelerator: Debug + Send + Sync {
     /// The address of so many bytes, of whatever they last held.
     ///
@@ -62,7 +64,7 @@ pub(crate) trait Accelerator: Debug + Send + Sync {
     /// The engine's reason, if it has no room for them.
     fn allocate(&self, bytes: usize) -> Result<u64, String>;
 
-    /// Takes back what [`Accelerator::allocate`] gave.
+    /// Takes back what [`Accelerator::allocate`] gave. Does not fail: memory is dropped while a failure unwinds, too.
     fn free(&self, address: u64, bytes: usize);
 
     /// What these bytes hold is of no use any more. An engine that looks for mistakes makes it worse than useless.

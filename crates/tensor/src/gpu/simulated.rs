@@ -3,7 +3,7 @@
 //! Everything is done at once, and what would go wrong on a device that does it later is looked for: memory that nobody
 //! wrote holds NaN, writes behind an operand are noticed, and uses without an order are refused ([`super::order`]).
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ use super::compile;
 use super::error::EngineError;
 use super::order::{DeviceStream, Use, UseOrder};
 use super::sources::KernelSource;
-use super::{Accelerator, DeviceMatrix, DeviceMemory, DeviceProduct, Event};
+use super::{Accelerator, DeviceFailure, DeviceMatrix, DeviceMemory, DeviceProduct, Event};
 use crate::cpu::product::{Matrix, Product, multiply_into};
 use crate::cpu::stored::{Stored, StoredRef};
 use crate::device::Device;
@@ -67,7 +67,9 @@ impl Simulated {
         let (library, symbol) = (self.libraries.get(module), format!("simulated_{name}"));
         // SAFETY: a kernel has the type that `KERNEL` gives it.
         let found = library.and_then(|library| unsafe { library.get::<KernelEntry>(symbol.as_bytes()) }.ok());
-        *found.unwrap_or_else(|| panic!("accelerators have no kernel `{name}` yet: gpu/kernels/{module}.cu lacks it"))
+        let lacks =
+            || DeviceFailure::broken(format_args!("kernel `{name}`"), format_args!("{module} has no such kernel"));
+        *found.unwrap_or_else(|| lacks().raise())
     }
 }
 
@@ -88,7 +90,7 @@ impl Accelerator for Simulated {
         // SAFETY: the layout has a size that is not zero.
         let memory = unsafe { alloc(layout(bytes)) };
         if memory.is_null() {
-            handle_alloc_error(layout(bytes));
+            return Err(format!("the host gives no {bytes} bytes"));
         }
         *held += bytes;
         Ok(memory.expose_provenance() as u64)
