@@ -23,10 +23,10 @@ impl Tensor {
         self.only().write(first, elements);
     }
 
-    /// A copy on another device.
-    pub(crate) fn copy_on(&self, device: &Arc<Device>) -> Tensor {
-        let mut copy = Tensor::stale(device, self.shape(), self.dtype());
-        copy.write(0, self.elements(0..self.len()).stored_ref());
+    /// A copy on a device of the host, for who checks results: nothing is ordered by it.
+    pub(crate) fn seen_by(&self, host: &Arc<Device>) -> Tensor {
+        let mut copy = Tensor::stale(host, self.shape(), self.dtype());
+        copy.write(0, self.buffer().seen().stored_ref());
         copy
     }
 

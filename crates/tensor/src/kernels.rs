@@ -85,8 +85,8 @@ macro_rules! accelerated {
     ) => {{
         // The CPU's goes first: what it reads may be overwritten.
         let expected = $gpu.twin().map(|host| {
-            $(let mut $out = $out.copy_on(host);)*
-            $(let $in = $in.copy_on(host);)*
+            $(let mut $out = $out.seen_by(host);)*
+            $(let $in = $in.seen_by(host);)*
             crate::kernels::$name($(&mut $out,)* $(&$in,)* $(<$type>::clone(&$argument)),*);
             [$($out),*]
         });

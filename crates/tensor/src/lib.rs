@@ -35,6 +35,7 @@ mod row_ids;
 mod storage;
 mod tape;
 mod tensor;
+mod transfer;
 mod value;
 
 pub use account::{Account, Cause, Charge, Excess};
@@ -55,4 +56,5 @@ pub use parameter::{Gradient, Parameter};
 pub use row_ids::RowIds;
 pub use tape::{BackwardError, Input, Kept, NonFinite, Part, Recompute, Tape, Var};
 pub use tensor::Tensor;
+pub use transfer::{DevicePoint, PinnedTensor};
 pub use value::Value;

@@ -159,6 +159,18 @@ impl Allocation {
         }
     }
 
+    /// All elements on the host, for who checks results.
+    pub(crate) fn seen(&self) -> HostElements<'_> {
+        match &self.storage {
+            Storage::Accelerator(_, dtype, len) => {
+                let mut copy = Elements::zeros(*dtype, *len);
+                self.memory().look(copy.stored().bytes());
+                copy.into()
+            }
+            Storage::Host(..) | Storage::Sizes(..) => self.elements(0..self.len()),
+        }
+    }
+
     /// Writes elements of the host over those from `first` on. Does not wait.
     #[track_caller]
     pub(crate) fn write(&mut self, first: usize, elements: StoredRef) {

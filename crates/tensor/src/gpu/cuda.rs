@@ -9,6 +9,7 @@ use std::ffi::{c_int, c_void};
 use std::fmt::{Debug, Display};
 use std::fs;
 use std::path::Path;
+use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::cublas::{result as blas, sys as blas_sys};
@@ -19,6 +20,7 @@ use cudarc::nvrtc::{self, CompileError, CompileOptions, Ptx};
 use super::call::Launch;
 use super::compile::kept;
 use super::error::EngineError;
+use super::pin::PinnedBytes;
 use super::sources::KernelSource;
 use super::{Accelerator, DeviceFailure, DeviceMatrix, DeviceMemory, DeviceProduct, DeviceStream, Event};
 use crate::device::Device;
@@ -94,11 +96,12 @@ fn done<T, E: Debug>(result: Result<T, E>, what: impl Display) -> T {
 pub(super) struct Cuda {
     context: Arc<CudaContext>,
     /// By [`DeviceStream`].
-    streams: [Arc<CudaStream>; 2],
+    streams: [Arc<CudaStream>; DeviceStream::ALL.len()],
     modules: BTreeMap<&'static str, Arc<CudaModule>>,
     /// By name, those that have been launched.
     functions: Mutex<HashMap<&'static str, CudaFunction>>,
     products: Mutex<BlasHandle>,
+    pinned: PinnedBytes,
     blocks: u32,
 }
 
@@ -130,7 +133,7 @@ impl Cuda {
         }
         let context = CudaContext::new(number).map_err(|error| failed("opening the device", error))?;
         let stream = || context.new_stream().map_err(|error| failed("making a stream", error));
-        let streams = [stream()?, stream()?];
+        let streams = [stream()?, stream()?, stream()?, stream()?];
         let modules = modules(&context, capability, sources)?;
         let processors = context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
         let processors = processors.map_err(|error| failed("counting multiprocessors", error))?;
@@ -139,7 +142,7 @@ impl Cuda {
         let set = unsafe { blas::set_stream(products.0, streams[DeviceStream::Compute as usize].cu_stream().cast()) };
         set.map_err(|error| failed("giving cuBLAS its stream", error))?;
         let (functions, products, blocks) = (Mutex::default(), Mutex::new(products), processors as u32 * BLOCKS_EACH);
-        Ok(Cuda { context, streams, modules, functions, products, blocks })
+        Ok(Cuda { context, streams, modules, functions, products, pinned: PinnedBytes::default(), blocks })
     }
 
     fn stream(&self, stream: DeviceStream) -> &CudaStream {
@@ -212,11 +215,38 @@ impl Accelerator for Cuda {
 
     fn forget(&self, _: &DeviceMemory) {}
 
+    fn pin(&self, bytes: &[u8]) -> Result<(), String> {
+        done(self.context.bind_to_thread(), "turning to the device");
+        let first = bytes.as_ptr().cast_mut().cast();
+        // SAFETY: the bytes are there until they are unpinned, and who copies to them has them to write.
+        let pinned = unsafe { sys::cuMemHostRegister_v2(first, bytes.len(), sys::CU_MEMHOSTREGISTER_PORTABLE) };
+        match pinned {
+            // Small memory may share a page with what another rank has pinned; that this page moves, then, only costs time.
+            sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED => {}
+            error => return Err(format!("{:?}", DriverError(error))),
+        }
+        self.pinned.insert(bytes);
+        Ok(())
+    }
+
+    fn unpin(&self, first: usize) {
+        self.pinned.remove(first);
+        // Of a device that is lost nothing can be unpinned, nor what was pinned by another.
+        // SAFETY: `pin` was given the address, and the bytes are still there.
+        let _ = self
+            .context
+            .bind_to_thread()
+            .map(|()| unsafe { sys::cuMemHostUnregister(ptr::with_exposed_provenance_mut(first)) });
+    }
+
     fn upload(&self, stream: DeviceStream, memory: &DeviceMemory, first: usize, bytes: &[u8]) {
-        let (stream, to) = (self.stream(stream).cu_stream(), memory.address() + first as u64);
+        let (stream, to) = (self.stream(stream), memory.address() + first as u64);
         // SAFETY: `DeviceMemory` has checked that the bytes lie in it. Memory of the host that is not pinned has been read
-        // when the call returns.
-        done(unsafe { result::memcpy_htod_async(to, bytes, stream) }, "a copy to the device");
+        // when the call returns; for other memory the host waits.
+        done(unsafe { result::memcpy_htod_async(to, bytes, stream.cu_stream()) }, "a copy to the device");
+        if self.pinned.contain(bytes) {
+            done(stream.synchronize(), "waiting for a copy to the device");
+        }
     }
 
     fn download(&self, stream: DeviceStream, memory: &DeviceMemory, first: usize, bytes: &mut [u8]) {
@@ -224,6 +254,11 @@ impl Accelerator for Cuda {
         // SAFETY: as above; the bytes are borrowed until the stream is done.
         done(unsafe { result::memcpy_dtoh_async(bytes, from, stream.cu_stream()) }, "a copy to the host");
         done(stream.synchronize(), "waiting for a copy to the host");
+    }
+
+    fn look(&self, memory: &DeviceMemory, bytes: &mut [u8]) {
+        DeviceStream::ALL.into_iter().for_each(|stream| self.synchronize(stream));
+        self.download(DeviceStream::Copy, memory, 0, bytes);
     }
 
     fn launch(&self, stream: DeviceStream, launch: &Launch) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Accelerator, DeviceElements, DeviceStream, Gpu};
+use super::{Accelerator, DeviceElements, DeviceStream, Event, Gpu};
 use crate::device::Device;
 use crate::dtype::Dtype;
 
@@ -50,6 +50,33 @@ impl DeviceMemory {
         let kernels = self.engine.record(DeviceStream::Compute);
         self.engine.wait(DeviceStream::Copy, &kernels);
         self.engine.download(DeviceStream::Copy, self, first, bytes);
+    }
+
+    /// Reads the first bytes as what was launched leaves them, for who checks results.
+    pub(crate) fn look(&self, bytes: &mut [u8]) {
+        assert!(bytes.len() <= self.bytes, "{} bytes of {}", bytes.len(), self.bytes);
+        if !bytes.is_empty() {
+            self.engine.look(self, bytes);
+        }
+    }
+
+    /// Writes pinned bytes from `first` on, after what comes before `after`, and returns when they are there.
+    pub(crate) fn fetch(&self, first: usize, bytes: &[u8], after: &Event) {
+        assert!(first + bytes.len() <= self.bytes, "bytes {first} + {} of {}", bytes.len(), self.bytes);
+        if !bytes.is_empty() {
+            self.engine.wait(DeviceStream::Fetch, after);
+            self.engine.upload(DeviceStream::Fetch, self, first, bytes);
+            self.engine.synchronize(DeviceStream::Fetch);
+        }
+    }
+
+    /// Reads into pinned bytes from `first` on, after what comes before `after`, and returns when they are there.
+    pub(crate) fn keep(&self, first: usize, bytes: &mut [u8], after: &Event) {
+        assert!(first + bytes.len() <= self.bytes, "bytes {first} + {} of {}", bytes.len(), self.bytes);
+        if !bytes.is_empty() {
+            self.engine.wait(DeviceStream::Keep, after);
+            self.engine.download(DeviceStream::Keep, self, first, bytes);
+        }
     }
 }
 

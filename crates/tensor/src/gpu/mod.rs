@@ -21,6 +21,7 @@ mod matrix;
 mod memory;
 mod order;
 mod pass;
+mod pin;
 pub(crate) mod products;
 mod simulated;
 mod sources;
@@ -39,6 +40,7 @@ pub(crate) use matrix::{DeviceMatrix, DeviceProduct};
 pub(crate) use memory::DeviceMemory;
 pub(crate) use order::DeviceStream;
 pub(crate) use pass::KernelArgument;
+pub(crate) use pin::PagePin;
 pub(crate) use twin::{OperandKind, TwinTolerance, compare, rounding_of, sums_of};
 
 use call::Launch;
@@ -70,11 +72,24 @@ pub(crate) trait Accelerator: Debug + Send + Sync {
     /// What these bytes hold is of no use any more. An engine that looks for mistakes makes it worse than useless.
     fn forget(&self, memory: &DeviceMemory);
 
-    /// Copies to bytes of `memory` from `first` on. `bytes` are read before it returns.
+    /// Lets the device copy to and from these bytes of the host by itself, until they are unpinned.
+    ///
+    /// # Errors
+    /// The engine's reason, if the pages cannot be kept in their place.
+    fn pin(&self, bytes: &[u8]) -> Result<(), String>;
+
+    /// Ends what [`Accelerator::pin`] began with bytes at this address. Does not fail, as [`Accelerator::free`].
+    fn unpin(&self, first: usize);
+
+    /// Copies to bytes of `memory` from `first` on. `bytes` are read before it returns, pinned or not.
     fn upload(&self, stream: DeviceStream, memory: &DeviceMemory, first: usize, bytes: &[u8]);
 
     /// Copies from bytes of `memory` from `first` on, and waits until they are there.
     fn download(&self, stream: DeviceStream, memory: &DeviceMemory, first: usize, bytes: &mut [u8]);
+
+    /// Copies the first bytes of `memory` when all is done that was asked for. For who checks results: an engine that looks for
+    /// an order that is missing takes it for nothing that has been waited for.
+    fn look(&self, memory: &DeviceMemory, bytes: &mut [u8]);
 
     /// Begins a kernel. Does not wait.
     fn launch(&self, stream: DeviceStream, launch: &Launch);
@@ -123,6 +138,16 @@ impl Gpu {
 
     pub(crate) fn allocate(&self, bytes: usize) -> Result<DeviceMemory, String> {
         DeviceMemory::new(&self.engine, bytes)
+    }
+
+    /// What kernels have been asked for up to now.
+    pub(crate) fn point(&self) -> Event {
+        self.engine.record(DeviceStream::Compute)
+    }
+
+    /// Pins bytes of the host until the pin is dropped, which is before the bytes are gone.
+    pub(crate) fn pin(&self, bytes: &[u8]) -> PagePin {
+        PagePin::new(&self.engine, bytes)
     }
 
     /// Waits until all kernels are done.

@@ -9,13 +9,22 @@ use std::collections::HashMap;
 /// A queue of an accelerator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceStream {
-    /// Kernels, and copies to the device.
+    /// Kernels, and copies to the device that they wait for.
     Compute,
-    /// Copies to the host.
+    /// Copies to the host that the host waits for.
     Copy,
+    /// Copies to the device of what is kept on the host.
+    Fetch,
+    /// Copies to the host of what is kept there.
+    Keep,
 }
 
-const STREAMS: usize = 2;
+impl DeviceStream {
+    pub(super) const ALL: [DeviceStream; STREAMS] =
+        [DeviceStream::Compute, DeviceStream::Copy, DeviceStream::Fetch, DeviceStream::Keep];
+}
+
+const STREAMS: usize = 4;
 
 /// How far each stream is known to be: a point in a stream that another can wait for.
 #[derive(Clone, Copy, Debug, Default)]

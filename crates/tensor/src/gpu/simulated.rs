@@ -15,6 +15,7 @@ use super::call::{Launch, LaunchOperand};
 use super::compile;
 use super::error::EngineError;
 use super::order::{DeviceStream, Use, UseOrder};
+use super::pin::PinnedBytes;
 use super::sources::KernelSource;
 use super::{Accelerator, DeviceFailure, DeviceMatrix, DeviceMemory, DeviceProduct, Event};
 use crate::cpu::product::{Matrix, Product, multiply_into};
@@ -45,6 +46,7 @@ pub(super) struct Simulated {
     /// Bytes that it has, and that are taken.
     capacity: usize,
     held: Mutex<usize>,
+    pinned: PinnedBytes,
 }
 
 impl Simulated {
@@ -56,7 +58,14 @@ impl Simulated {
     /// The same with so many bytes of memory.
     pub(super) fn with_memory(capacity: usize, sources: &[KernelSource]) -> Result<Simulated, EngineError> {
         let (libraries, order, held) = (compile::libraries(sources)?, Mutex::default(), Mutex::default());
-        Ok(Simulated { libraries, order, capacity, held })
+        Ok(Simulated { libraries, order, capacity, held, pinned: PinnedBytes::default() })
+    }
+
+    /// Copies that run beside kernels are of pinned memory: others would not run beside them.
+    fn check_pinned(&self, stream: DeviceStream, bytes: &[u8]) {
+        if matches!(stream, DeviceStream::Fetch | DeviceStream::Keep) {
+            assert!(self.pinned.contain(bytes), "a copy on stream {stream:?} of memory that is not pinned");
+        }
     }
 
     fn order(&self) -> MutexGuard<'_, UseOrder> {
@@ -108,18 +117,34 @@ impl Accelerator for Simulated {
         unsafe { ptr::write_bytes(pointer(memory.address()), UNWRITTEN, memory.bytes()) };
     }
 
+    fn pin(&self, bytes: &[u8]) -> Result<(), String> {
+        self.pinned.insert(bytes);
+        Ok(())
+    }
+
+    fn unpin(&self, first: usize) {
+        self.pinned.remove(first);
+    }
+
     fn upload(&self, stream: DeviceStream, memory: &DeviceMemory, first: usize, bytes: &[u8]) {
+        self.check_pinned(stream, bytes);
         self.order().operation(stream, "a copy to the device", [(memory.address(), Use::Write)].into_iter());
         // SAFETY: `DeviceMemory` has checked that the bytes lie in it, and those of the host are other memory.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), pointer(memory.address()).add(first), bytes.len()) };
     }
 
     fn download(&self, stream: DeviceStream, memory: &DeviceMemory, first: usize, bytes: &mut [u8]) {
+        self.check_pinned(stream, bytes);
         let mut order = self.order();
         order.operation(stream, "a copy to the host", [(memory.address(), Use::Read)].into_iter());
         order.synchronize(stream);
         // SAFETY: as in `upload`; `DeviceMemory` is filled when it is handed out, so no byte is uninitialised.
         unsafe { ptr::copy_nonoverlapping(pointer(memory.address()).add(first), bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    fn look(&self, memory: &DeviceMemory, bytes: &mut [u8]) {
+        // SAFETY: as in `download`; everything that was asked for is done.
+        unsafe { ptr::copy_nonoverlapping(pointer(memory.address()), bytes.as_mut_ptr(), bytes.len()) };
     }
 
     fn launch(&self, stream: DeviceStream, launch: &Launch) {

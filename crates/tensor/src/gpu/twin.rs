@@ -80,7 +80,7 @@ pub(crate) fn compare(kernel: &str, got: &Tensor, want: &Tensor, kind: OperandKi
         (_, Dtype::F32) => (tolerance, 0.0),
         (_, Dtype::Bf16) => (tolerance, OF_BF16),
     };
-    let (got, want) = (numbers(got, kind), numbers(want, kind));
+    let (got, want) = (numbers(&got.seen_by(want.device()), kind), numbers(want, kind));
     let absolute = absolute + of_largest * largest(&want);
     for (i, (&got, &want)) in got.iter().zip(&want).enumerate() {
         let is_same = got == want || got.is_nan() && want.is_nan();
