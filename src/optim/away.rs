@@ -41,6 +41,7 @@ pub struct Moved {
 #[derive(Debug)]
 pub(super) struct Away {
     rank: usize,
+    device: Arc<Device>,
     place: OffloadTarget,
     /// Bytes of all offloaded state and gradients of this rank.
     bytes: u64,
@@ -80,7 +81,12 @@ const STAGES: usize = 3;
 impl Away {
     /// Reserves storage for the state and gradients of `shards`, which are updated on `device`. The storage is
     /// undefined until the first pass writes it.
-    pub(super) fn new(device: &Device, rank: usize, place: &OffloadTarget, shards: &[Shard]) -> Result<Away, Error> {
+    pub(super) fn new(
+        device: &Arc<Device>,
+        rank: usize,
+        place: &OffloadTarget,
+        shards: &[Shard],
+    ) -> Result<Away, Error> {
         let bytes = shards.iter().map(|shard| shard.len() + shard.range.len()).sum::<usize>() as u64 * 4;
         let fail = |source| error(rank, place, bytes, "make room for", source);
         let backing = Backing::new(device, place, shards).map_err(fail)?;
@@ -88,6 +94,7 @@ impl Away {
         let mover = Mover::new(device, rank, backing).map_err(fail)?;
         Ok(Away {
             rank,
+            device: device.clone(),
             place: place.clone(),
             bytes,
             host,
@@ -124,18 +131,16 @@ impl Away {
         let parts: Vec<GradientPart> = sums.landings.iter().map(|landing| self.part(landing)).collect();
         self.moved.bytes += parts.iter().map(|part| 4 * part.from.len() as u64).sum::<u64>();
         self.leaving = 1;
-        self.mover.send(if sums.are_first {
-            TransferJob::Put(sums.message, parts)
-        } else {
-            TransferJob::Add(sums.message, parts)
-        });
+        let (message, point) = (sums.message, self.device.point());
+        let job = if sums.are_first { TransferJob::Put } else { TransferJob::Add };
+        self.mover.send(job(message, parts, point));
     }
 
     fn part(&self, landing: &Landing) -> GradientPart {
         let Landing { weight, elements, at } = landing;
         let first = elements.start - self.shards[*weight].range.start;
         let before: usize = self.shards[..*weight].iter().map(|shard| shard.range.len()).sum();
-        GradientPart { weight: *weight, place: (before, first), from: *at..at + elements.len() }
+        GradientPart { to: before + first, from: *at..at + elements.len() }
     }
 
     /// Returns when no reduced gradients are in flight.
@@ -175,12 +180,13 @@ impl Away {
         self.moved
     }
 
-    /// Begins a pass over the tiles at `addresses`. The staging buffers are on `device`.
-    pub(super) fn begin(&mut self, device: &Arc<Device>, addresses: Vec<Address>, access: Access) -> Result<(), Error> {
+    /// Begins a pass over the tiles at `addresses`. The staging buffers are on the rank's device.
+    pub(super) fn begin(&mut self, addresses: Vec<Address>, access: Access) -> Result<(), Error> {
         self.land()?;
+        let device = self.device.clone();
         let (largest, stages) = (addresses.iter().map(Address::len).max().unwrap_or(0), STAGES.min(addresses.len()));
         let _charge = device.charge(Cause::Optimizer);
-        let free = (0..stages).map(|_| Tensor::stale(device, &[largest], Dtype::F32)).collect();
+        let free = (0..stages).map(|_| Tensor::stale(&device, &[largest], Dtype::F32)).collect();
         self.walk = Some(Course { addresses, access, free, asked: 0, arrived: Vec::new(), returned: 0, open: 0 });
         self.ask()
     }
@@ -205,7 +211,7 @@ impl Away {
             Access::Write | Access::Change => {
                 course.open += 1;
                 self.moved.bytes += 4 * address.written() as u64 * address.alike;
-                self.mover.send(TransferJob::Write(address, staging));
+                self.mover.send(TransferJob::Write(address, staging, self.device.point()));
             }
         }
     }
@@ -238,7 +244,7 @@ impl Away {
             Access::Read | Access::Change => {
                 course.open += 1;
                 self.moved.bytes += 4 * address.len() as u64 * address.alike;
-                self.mover.send(TransferJob::Read(address, staging));
+                self.mover.send(TransferJob::Read(address, staging, self.device.point()));
             }
         }
         Ok(())

@@ -8,17 +8,18 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use guildhall_tensor::ops::SquareSums;
-use guildhall_tensor::{Device, Tensor, on_device};
+use guildhall_tensor::{Device, DevicePoint, Tensor, on_device};
 
 use super::backing::Backing;
 use super::shard::{Address, GradientPart};
 
+/// Of a tensor with the point after which it is what is meant.
 pub(super) enum TransferJob {
-    Read(Address, Tensor),
-    Write(Address, Tensor),
+    Read(Address, Tensor, DevicePoint),
+    Write(Address, Tensor, DevicePoint),
     /// Sums that replace those that are there, or are added.
-    Put(Tensor, Vec<GradientPart>),
-    Add(Tensor, Vec<GradientPart>),
+    Put(Tensor, Vec<GradientPart>, DevicePoint),
+    Add(Tensor, Vec<GradientPart>, DevicePoint),
     /// By weight the tiles whose squares are to be summed.
     Square(Vec<Vec<GradientPart>>),
 }
@@ -71,7 +72,9 @@ impl Mover {
         match self {
             Mover::Thread { jobs, .. } => {
                 // A thread that is gone is noticed where its answer is missed.
-                let _ = jobs.as_ref().map(|jobs| jobs.send(job));
+                if let Some(jobs) = jobs {
+                    let _ = jobs.send(job);
+                }
             }
             Mover::Inline { backing, done } => done.push_back(backing.answer(job)),
         }
@@ -108,20 +111,20 @@ impl Backing {
 
     fn work(&mut self, job: TransferJob) -> io::Result<Finished> {
         match job {
-            TransferJob::Read(address, mut staging) => {
-                self.read(&address, &mut staging)?;
+            TransferJob::Read(address, mut staging, after) => {
+                self.read(&address, &mut staging, &after)?;
                 Ok(Finished::Read(staging))
             }
-            TransferJob::Write(address, staging) => {
-                self.write(&address, &staging)?;
+            TransferJob::Write(address, staging, after) => {
+                self.write(&address, &staging, &after)?;
                 Ok(Finished::Written(staging))
             }
-            TransferJob::Put(sums, parts) => {
-                parts.iter().try_for_each(|part| self.put(part, &sums))?;
+            TransferJob::Put(sums, parts, after) => {
+                parts.iter().try_for_each(|part| self.put(part, &sums, &after))?;
                 Ok(Finished::Landed(sums))
             }
-            TransferJob::Add(sums, parts) => {
-                parts.iter().try_for_each(|part| self.add(part, &sums))?;
+            TransferJob::Add(sums, parts, after) => {
+                parts.iter().try_for_each(|part| self.add(part, &sums, &after))?;
                 Ok(Finished::Landed(sums))
             }
             TransferJob::Square(weights) => Ok(Finished::Squares(self.squares(&weights)?)),

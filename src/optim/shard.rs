@@ -35,7 +35,6 @@ impl Shard {
 /// Where a tile is stored.
 #[derive(Clone, Debug)]
 pub(super) struct Address {
-    pub(super) weight: usize,
     /// Offset of the shard: the number of elements of all shards before it.
     pub(super) base: usize,
     /// Elements of each of the shard's strips; a strip is m, v or the master weights.
@@ -57,7 +56,7 @@ impl Address {
         let (strip, strips) = (shard.range.len(), shard.strips);
         let (base, gradient) =
             (before.iter().map(Shard::len).sum(), before.iter().map(|shard| shard.range.len()).sum());
-        Address { weight, base, strip, strips, gradient, has_gradient: access == Access::Change, range, alike }
+        Address { base, strip, strips, gradient, has_gradient: access == Access::Change, range, alike }
     }
 
     /// Number of elements read into staging memory.
@@ -74,9 +73,8 @@ impl Address {
 /// Elements of a weight's gradient that are contiguous in a message.
 #[derive(Clone, Debug)]
 pub(super) struct GradientPart {
-    pub(super) weight: usize,
-    /// The first among all gradients, and among those of the weight's shard.
-    pub(super) place: (usize, usize),
+    /// The first, among those of all gradients.
+    pub(super) to: usize,
     /// In the message.
     pub(super) from: Range<usize>,
 }

@@ -139,7 +139,7 @@ impl<'a> StateWalk<'a> {
         if let Store::Away(away) = store {
             let addresses =
                 tiles.iter().map(|tile| Address::new(shards, tile.weight, tile.range.clone(), tile.alike, access));
-            away.begin(device, addresses.collect(), access)?;
+            away.begin(addresses.collect(), access)?;
         }
         Ok(StateWalk { store, device: device.clone(), shards, tiles, done: 0 })
     }

@@ -6,13 +6,15 @@ use std::process::Command;
 use std::{env, fs};
 
 use guildhall::model::Sizes;
-use guildhall::parallel::Backend;
+use guildhall::optim::OffloadTarget;
+use guildhall::parallel::{Backend, Zero};
 use guildhall_tensor::Dtype;
 use serde_json::Value;
 
 use crate::program::{RUN, Workshop, finished};
 use crate::tiny::{Recipe, families, mixtral};
 use crate::world::{ONE, Shape, on_backend, shape, sliced};
+use crate::zero::{Keeping, keeping};
 
 /// Two orders of sums in f32 differ by some 1e-7 of what is summed; the second loss is behind an update.
 const ROUNDING: f64 = 1e-5;
@@ -55,6 +57,29 @@ fn accelerators_store_half_the_bits_as_the_cpu_does() {
     for gradients in [Dtype::F32, Dtype::Bf16] {
         let sizes = Sizes { dtype: Dtype::Bf16, gradients, ..mixtral() };
         check("mixtral in bf16", &sizes, ONE, 1.0 / 256.0);
+    }
+}
+
+/// State and sums that are kept beside an accelerator come and go while its kernels run, on other streams, through pinned
+/// memory: nothing is used before it is there, and the numbers are those of state on the device.
+#[test]
+fn what_is_kept_beside_an_accelerator_comes_and_goes_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let places = [OffloadTarget::Host, OffloadTarget::File(folder.path().to_owned())];
+    for (dtype, gradients) in [(Dtype::F32, Dtype::F32), (Dtype::Bf16, Dtype::Bf16)] {
+        let recipe = Recipe { sizes: Sizes { dtype, gradients, ..mixtral() }, rows: 6, micro_batch: 2 };
+        let trained = |offload: &OffloadTarget| {
+            on_backend(Backend::Simulated, shape(2, 2), |rank, mesh| {
+                let keeping = Keeping { tile: Some(50), offload: offload.clone(), ..keeping(Zero::Gradients) };
+                let mut trainer = keeping.trainer(&recipe, rank, mesh);
+                let reports = recipe.train(&mut trainer, 1..=2);
+                let moved = trainer.optimizer.moved().map_or(0, |moved| moved.bytes);
+                assert_eq!(moved > 0, *offload != OffloadTarget::None);
+                reports.iter().flat_map(|report| [report.loss, report.gradient_norm]).collect::<Vec<f64>>()
+            })
+        };
+        let want = trained(&OffloadTarget::None);
+        places.iter().for_each(|place| assert_eq!(trained(place), want, "{dtype:?}, {place:?}"));
     }
 }
 

@@ -110,13 +110,21 @@ mod tests {
         assert_eq!(kept.f32s()[..3], [7.0, 7.0, 3.0]);
     }
 
-    /// A copy that does not wait for the kernels before it is refused, and one of memory that is not pinned.
+    /// A copy that does not wait for the kernels before it is refused.
     #[test]
     #[should_panic(expected = "on stream Keep uses memory that another stream may not be done with")]
     fn what_kernels_write_is_waited_for() {
         let (device, host) = (Device::simulated(1).unwrap(), Device::new(1));
         let (early, there) = (device.point(), Tensor::filled(&device, &[4], 1.0));
         PinnedTensor::new(&device, Tensor::zeros(&host, &[4])).keep(0, &there, 0..4, &early);
+    }
+
+    #[test]
+    #[should_panic(expected = "on stream Fetch uses memory that another stream may not be done with")]
+    fn what_kernels_use_is_not_replaced_before() {
+        let (device, host) = (Device::simulated(1).unwrap(), Device::new(1));
+        let (early, mut there) = (device.point(), Tensor::filled(&device, &[4], 1.0));
+        PinnedTensor::new(&device, Tensor::zeros(&host, &[4])).fetch(&mut there, 0, 0..4, &early);
     }
 
     #[test]
