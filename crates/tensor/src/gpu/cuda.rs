@@ -354,6 +354,8 @@ mod tests {
             for source in &sources {
                 let ptx = compile(&folder, source, architecture).unwrap_or_else(|error| panic!("{error}")).to_src();
                 assert!(ptx.contains(".visible .entry"), "{} has no kernel", source.module);
+                let by_tensor_cores = ptx.contains("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32");
+                assert_eq!(by_tensor_cores, source.module == "attention", "products of {}", source.module);
             }
         }
         fs::remove_dir_all(folder).unwrap();

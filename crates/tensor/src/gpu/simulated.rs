@@ -25,7 +25,8 @@ use crate::dtype::Dtype;
 
 /// Few and odd, so that kernels go round their loops more than once with small tensors.
 const BLOCKS: u32 = 3;
-const THREADS: u32 = 32;
+/// Two warps.
+const THREADS: u32 = 64;
 
 /// What bytes are that nobody has written: of any float type, NaN.
 const UNWRITTEN: u8 = 0xff;

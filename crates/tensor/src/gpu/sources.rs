@@ -36,6 +36,7 @@ pub(super) const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("kernels/common.cuh")),
     ("host.h", include_str!("kernels/host.h")),
     ("rows.cuh", include_str!("kernels/rows.cuh")),
+    ("tensor_cores.cuh", include_str!("kernels/tensor_cores.cuh")),
     ("tiles.cuh", include_str!("kernels/tiles.cuh")),
 ];
 

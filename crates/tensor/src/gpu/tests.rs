@@ -1,5 +1,7 @@
 //! What holds of every kernel, and that mistakes are found.
 
+mod tensor_cores;
+
 use std::sync::Arc;
 
 use super::simulated::Simulated;

@@ -749,6 +749,9 @@ fn attention() {
         attention_case(2, 1, 6, &[&[275, 90, 160]], true),
         // Heads that do not fit an accelerator's shared memory at once.
         attention_case(2, 1, 70, &[&[60, 10]], true),
+        // Numbers of columns that an accelerator's tensor cores do not have: odd, and odd in a third part.
+        attention_case(2, 1, 9, &[&[90, 40]], false),
+        attention_case(1, 1, 131, &[&[70]], false),
     ];
     let both_ways = cases.clone().map(|case| r::Attention { causal: false, ..case });
     for case in cases.into_iter().chain(both_ways) {

@@ -29,7 +29,7 @@ DEVICE void tile_scores(const AttentionCall& call, float* scores, float* of_quer
     const AttentionSizes& s = call.shape;
     u64 kv = head / (s.heads / s.kv_heads);
     multiply_lines(
-        scores, of_queries, of_keys, s.head_dim,
+        call.factors, scores, of_queries, of_keys, s.head_dim,
         [&](u32 r, u64 c) { return head_number(call, call.q, q, row, head, query + r, c); },
         [&](u32 r, u64 c) { return head_number(call, call.k, k, row, kv, key + r, c); });
     scale_scores(call, scores, head, query, key);
@@ -47,10 +47,9 @@ DEVICE void forward(const AttentionCall& call, float* out, float* lse, ConstAny 
         Sink sink = {0.0f, 0.0f};
         if (call.sinks.len > 0) sink = {call.sinks.data[head], 1.0f};
         attend(
-            at, seen_by_any(call, row, query, end), (u32)(end - query), s.value_dim, sink,
+            call.factors, at, seen_by_any(call, row, query, end), (u32)(end - query), s.value_dim, sink,
             [&](u64 key) { tile_scores(call, at.scores, at.of_queries, at.of_keys, q, k, row, head, query, key); },
             [&](u32 r, u64 key) { return seen_of(call, row, query + r, key); },
-            [&](float weight) { return as_factor(call, weight); },
             [&](u64 t, u64 c) { return head_number(call, call.v, v, row, kv, t, c); },
             [&](u32 r, u64 c) -> float& { return out[place(r) * s.value_dim + c]; },
             [&](u32 r, float x) { lse[place(r)] = x; });
@@ -89,8 +88,8 @@ DEVICE void gradient_tile(const AttentionCall& call, const Backward& of, Workpla
         [&](u32 r, u64 c) { return query + r < s.seq ? of.dout[place(r) * dim + c] : 0.0f; });
     tile_scores(call, at.scores, at.of_queries, at.of_keys, of.q, of.k, row, head, query, key);
     multiply_lines(
-        at.slopes, at.of_queries, at.of_keys, dim,
-        [&](u32 r, u64 c) { return query + r < s.seq ? as_factor(call, of.dout[place(r) * dim + c]) : 0.0f; },
+        call.factors, at.slopes, at.of_queries, at.of_keys, dim,
+        [&](u32 r, u64 c) { return query + r < s.seq ? as_factor(call.factors, of.dout[place(r) * dim + c]) : 0.0f; },
         [&](u32 r, u64 c) { return head_number(call, call.v, of.v, row, kv, key + r, c); });
     to_score_gradients(
         at.scores, at.slopes, at.inner, s.scale, [&](u32 r) { return seen_of(call, row, query + r, key); },
@@ -99,11 +98,11 @@ DEVICE void gradient_tile(const AttentionCall& call, const Backward& of, Workpla
 
 // Products take both as factors.
 DEVICE void round_tile(const AttentionCall& call, float* tile) {
-    if (!call.in_bf16) return;
+    if (call.factors == F32) return;
     THREADS {
         for (u32 e = thread(); e < QUERIES * KEYS; e += threads()) {
             float& x = tile[e / KEYS * SCORE_LINE + e % KEYS];
-            x = as_factor(call, x);
+            x = as_factor(call.factors, x);
         }
     }
 }
@@ -121,7 +120,7 @@ DEVICE void query_gradients(const AttentionCall& call, const Backward& of, Workp
         gradient_tile(call, of, at, row, head, query, key);
         round_tile(call, at.slopes);
         sum_over_keys(
-            at.slopes, at.of_keys, dim,
+            call.factors, at.slopes, at.of_keys, dim,
             [&](u32 r, u64 c) { return head_number(call, call.k, of.k, row, kv, key + r, c); },
             [&](u32 r, u64 c, float sum) {
                 if (query + r < end) of.dq[place(r, c)] += sum;
@@ -156,14 +155,14 @@ DEVICE void key_gradients(const AttentionCall& call, const Backward& of, Workpla
         round_tile(call, at.scores);
         round_tile(call, at.slopes);
         auto dout = [&](u32 r, u64 c) {
-            u64 token = row * s.seq + query + r;
-            return query + r < s.seq ? as_factor(call, of.dout[(token * s.heads + head) * s.value_dim + c]) : 0.0f;
+            u64 line = (row * s.seq + query + r) * s.heads + head;
+            return query + r < s.seq ? as_factor(call.factors, of.dout[line * s.value_dim + c]) : 0.0f;
         };
         auto q = [&](u32 r, u64 c) { return head_number(call, call.q, of.q, row, head, query + r, c); };
         auto weight = [&](u32 r, u32 c) { return at.scores[r * SCORE_LINE + c]; };
         auto slope = [&](u32 r, u32 c) { return at.slopes[r * SCORE_LINE + c]; };
-        sum_over_queries(at.of_queries, s.value_dim, weight, dout, put_v);
-        sum_over_queries(at.of_queries, s.head_dim, slope, q, put_k);
+        sum_over_queries(call.factors, at.of_queries, s.value_dim, weight, dout, put_v);
+        sum_over_queries(call.factors, at.of_queries, s.head_dim, slope, q, put_k);
     }
     turn_back(call, call.k, of.dk, row, kv, key, end);
 }

@@ -11,8 +11,8 @@ struct HeadLines {
 
 struct AttentionCall {
     AttentionSizes shape;
-    // Whether products are of bf16: their factors are then rounded, and sums are f32 all the same.
-    bool in_bf16;
+    // What products are of. Numbers are rounded to it before, and sums are f32 all the same.
+    Dtype factors;
     HeadLines q, k, v;
     // [T, 2]: the first key of its row that a query sees and the one after the last; neither ever falls within a row.
     Span<const u32> keys;
@@ -31,7 +31,7 @@ DEVICE AttentionCall fused_call(AttentionSizes s, u32 dtype, Span<const u32> key
     u64 queries = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim, width = queries + kv + s.kv_heads * s.value_dim;
     HeadLines q = {s.seq, width, 0, s.head_dim, true}, k = {s.seq, width, queries, s.head_dim, true};
     HeadLines v = {s.seq, width, queries + kv, s.value_dim, false};
-    return {s, dtype == BF16, q, k, v, keys, cos, sin, {nullptr, 0}, {nullptr, 0}};
+    return {s, (Dtype)dtype, q, k, v, keys, cos, sin, {nullptr, 0}, {nullptr, 0}};
 }
 
 // Each in a matrix of its own.
@@ -40,11 +40,8 @@ DEVICE AttentionCall apart_call(AttentionSizes s, u32 dtype, Span<const u32> key
     HeadLines q = {s.seq, s.heads * s.head_dim, 0, s.head_dim, true};
     HeadLines k = {s.key_seq, s.kv_heads * s.head_dim, 0, s.head_dim, true};
     HeadLines v = {s.key_seq, s.kv_heads * s.value_dim, 0, s.value_dim, false};
-    return {s, dtype == BF16, q, k, v, keys, cos, sin, bias, sinks};
+    return {s, (Dtype)dtype, q, k, v, keys, cos, sin, bias, sinks};
 }
-
-// A number as it is multiplied.
-DEVICE float as_factor(const AttentionCall& call, float x) { return call.in_bf16 ? widen(round_to_bf16(x)) : x; }
 
 // A number and the one that turns with it, as they are among the numbers of a head, and which angle turns them.
 struct Turning {
@@ -75,9 +72,9 @@ DEVICE float head_number(const AttentionCall& call, const HeadLines& lines, Cons
                          u64 c) {
     if (t >= lines.seq) return 0.0f;
     u64 token = row * lines.seq + t, first = token * lines.width + lines.column + head * lines.dim;
-    if (!lines.rotates || call.shape.rotary_dim == 0) return as_factor(call, load(from, first + c));
+    if (!lines.rotates || call.shape.rotary_dim == 0) return as_factor(call.factors, load(from, first + c));
     float x = turned(call.shape, call.cos, call.sin, token, lines.dim, c, [=](u64 i) { return load(from, first + i); });
-    return as_factor(call, x);
+    return as_factor(call.factors, x);
 }
 
 // Where number 0 of a head's line is in the matrix.

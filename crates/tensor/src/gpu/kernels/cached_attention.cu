@@ -30,7 +30,7 @@ KERNEL(attend_cached,
         u64 t = task % tiles * QUERIES, head = task / tiles, kv = head / group, end = least<u64>(t + QUERIES, count);
         auto compute = [&](u64 key) {
             multiply_lines(
-                at.scores, at.of_queries, at.of_keys, s.head_dim,
+                F32, at.scores, at.of_queries, at.of_keys, s.head_dim,
                 [&](u32 r, u64 c) { return t + r < end ? head_number(call, call.q, fresh, 0, head, t + r, c) : 0.0f; },
                 [&](u32 r, u64 c) { return key + r < all ? key_of(key + r, kv, c) : 0.0f; });
             THREADS {
@@ -47,12 +47,11 @@ KERNEL(attend_cached,
         Sink sink = {0.0f, 0.0f};
         if (sinks.len > 0) sink = {sinks.data[head], 1.0f};
         attend(
-            at, {first_of(cached + t), cached + end}, (u32)(end - t), s.value_dim, sink, compute,
+            F32, at, {first_of(cached + t), cached + end}, (u32)(end - t), s.value_dim, sink, compute,
             [&](u32 r, u64 key) {
                 if (t + r >= end) return Visible{0, 0};
                 return visible(first_of(cached + t + r), cached + t + r + 1, key);
             },
-            [](float weight) { return weight; },
             [&](u64 j, u64 c) { return j < all ? value_of(j, kv, c) : 0.0f; },
             [&](u32 r, u64 c) -> float& { return out.data[((t + r) * s.heads + head) * s.value_dim + c]; },
             [](u32, float) {});
@@ -89,7 +88,7 @@ KERNEL(relative_attend_cached,
         };
         auto compute = [&](u64 key) {
             multiply_lines(
-                at.scores, at.of_queries, at.of_keys, dim, [&](u32 r, u64 c) { return query_of(r, c, u.data); },
+                F32, at.scores, at.of_queries, at.of_keys, dim, [&](u32 r, u64 c) { return query_of(r, c, u.data); },
                 [&](u32 r, u64 c) { return key + r < all ? key_of(key + r, head + c) : 0.0f; });
             add_distances(
                 at.scores, at.of_queries, at.of_keys, dim, 1.0f / sqrtf((float)dim),
@@ -101,12 +100,11 @@ KERNEL(relative_attend_cached,
                 });
         };
         attend(
-            at, {first_key.data[cached + t], cached + end}, (u32)(end - t), dim, {0.0f, 0.0f}, compute,
+            F32, at, {first_key.data[cached + t], cached + end}, (u32)(end - t), dim, {0.0f, 0.0f}, compute,
             [&](u32 r, u64 key) {
                 if (t + r >= end) return Visible{0, 0};
                 return visible(first_key.data[cached + t + r], cached + t + r + 1, key);
             },
-            [](float weight) { return weight; },
             [&](u64 j, u64 c) { return j < all ? value_of(j, head + c) : 0.0f; },
             [&](u32 r, u64 c) -> float& { return out.data[(t + r) * width + head + c]; }, [](u32, float) {});
     }

@@ -4,9 +4,13 @@
 //         EACH(i, out.len) set_or_add(out.data[i], x.data[i] * factor, accumulate);
 //     }
 //
-// A body is that of one block. Threads appear in it in two ways only: the iterations of EACH, and THREADS { ... }, the
-// code of one thread up to a barrier. What is declared outside is the same for all threads of a block; what threads
-// tell each other lies in SHARED memory. Inside EACH and THREADS there is no `break` and no `return`.
+// A body is that of one block. Threads appear in it in three ways only: the iterations of EACH; THREADS { ... }, the
+// code of one thread up to a barrier; and WARPS { ... }, the code of one warp up to a barrier. What is declared outside
+// is the same for all threads of a block; what threads tell each other lies in SHARED memory. Inside these loops there
+// is no `break` and no `return`.
+//
+// A warp is 32 threads, its lanes. What each of them does stands in EACH_LANE(lane) { ... }, and what it holds is in
+// Lanes: registers of one thread on a GPU, of all lanes on the host. Code of a warp does not ask for thread().
 //
 // Results depend neither on the number of blocks and threads, up to rounding, nor on timing: no atomics on floats.
 
@@ -20,10 +24,14 @@ typedef unsigned long long u64;
 #define DEVICE __device__ inline
 #define KERNEL(name, params) extern "C" __global__ void name params
 
+#define MEMBER __device__
+
 DEVICE u32 thread() { return threadIdx.x; }
 DEVICE u32 threads() { return blockDim.x; }
 DEVICE u32 block_index() { return blockIdx.x; }
 DEVICE u32 block_count() { return gridDim.x; }
+DEVICE u32 warp() { return threadIdx.x / 32; }
+DEVICE u32 warps() { return blockDim.x / 32; }
 DEVICE void barrier() { __syncthreads(); }
 DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
 DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
@@ -36,8 +44,36 @@ DEVICE double double_of(u64 bits) { return __longlong_as_double(bits); }
          i += (u64)block_count() * threads())
 // The code of one thread, then a barrier.
 #define THREADS for (bool phase = true; phase; phase = false, barrier())
+// The code of one warp, then a barrier; within it that of each lane.
+#define WARPS THREADS
+#define EACH_LANE(lane) for (u32 lane = threadIdx.x % 32, once = 1; once; once = 0)
+// Before a loop whose unrolled code would take registers that more blocks can use.
+#define ROLLED _Pragma("unroll 1")
 // Memory of a block, of whatever it last held.
 #define SHARED(type, name, count) __shared__ type name[count]
+
+// N values of each lane.
+template <class T, u32 N> struct Lanes {
+    T held[N];
+
+    MEMBER T* of(u32) { return held; }
+};
+
+// What lanes hold of [16, 16] and [16, 8] in bf16, two in a register, and of [16, 8] in f32.
+typedef Lanes<u32, 4> LeftFactor;
+typedef Lanes<u32, 2> RightFactor;
+typedef Lanes<float, 4> Sums;
+
+// sums += left right. All lanes of a warp come here together.
+DEVICE void multiply_add(Sums& sums, const LeftFactor& left, const RightFactor& right) {
+    float* d = sums.held;
+    const u32 *a = left.held, *b = right.held;
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
+        "%2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
 
 #else
 #include "host.h"
@@ -46,7 +82,7 @@ DEVICE double double_of(u64 bits) { return __longlong_as_double(bits); }
 // `i` goes over 0..n, one block each.
 #define BLOCKS(i, n) for (u64 i = block_index(), i##_end = (n); i < i##_end; i += block_count())
 
-// The most threads of a block; their number is a power of two.
+// The most threads of a block; their number is a power of two, and at least a warp's.
 constexpr u32 MAX_THREADS = 256;
 // Place or index of what is nowhere.
 constexpr u32 NOWHERE = 0xffffffffu;

@@ -6,10 +6,11 @@
 #include <string.h>
 
 #define DEVICE static inline
+#define MEMBER
 
 // Of the block that runs on this thread of the host: ranks launch at the same time.
 namespace simulated {
-static thread_local u32 block, blocks, thread, threads;
+static thread_local u32 block, blocks, thread, threads, warp;
 
 template <u64... Is> struct Places {};
 template <u64 N, u64... Is> struct PlacesTo : PlacesTo<N - 1, N - 1, Is...> {};
@@ -30,6 +31,13 @@ inline bool turn(u32 before) {
     return before < threads;
 }
 
+// Likewise a warp.
+inline bool warp_turn(u32 before) {
+    u32 warps = threads / 32;
+    warp = block % 2 ? warps - 1 - before : before;
+    return before < warps;
+}
+
 template <class T> void forget(T* memory, u64 count) { memset((void*)memory, 0xff, count * sizeof(T)); }
 }  // namespace simulated
 
@@ -47,6 +55,8 @@ DEVICE u32 thread() { return simulated::thread; }
 DEVICE u32 threads() { return simulated::threads; }
 DEVICE u32 block_index() { return simulated::block; }
 DEVICE u32 block_count() { return simulated::blocks; }
+DEVICE u32 warp() { return simulated::warp; }
+DEVICE u32 warps() { return simulated::threads / 32; }
 DEVICE void barrier() {}
 
 template <class To, class From> static inline To with_bits_of(From from) {
@@ -68,6 +78,49 @@ DEVICE double double_of(u64 bits) { return with_bits_of<double>(bits); }
 
 // In odd blocks from the last thread to the first: code that needs threads in an order gives different results.
 #define THREADS for (u32 turn = 0; simulated::turn(turn); turn++)
+
+// Likewise warps. A warp's lanes are together at the end of EACH_LANE.
+#define WARPS for (u32 turn = 0; simulated::warp_turn(turn); turn++)
+#define EACH_LANE(lane) for (u32 lane = 0; lane < 32; lane++)
+
+#define ROLLED
+
+// N values of each lane.
+template <class T, u32 N> struct Lanes {
+    T held[32][N];
+
+    T* of(u32 lane) { return held[lane]; }
+};
+
+typedef Lanes<u32, 4> LeftFactor;
+typedef Lanes<u32, 2> RightFactor;
+typedef Lanes<float, 4> Sums;
+
+// `mma.m16n8k16`, by the formulas of the PTX ISA for the row and column of element `i` of a lane. They are written down
+// independently of the loads and stores in tensor_cores.cuh, whose mistakes thus give wrong products. Products of bf16
+// are exact in f32; the order of their sum is the instruction's own.
+DEVICE void multiply_add(Sums& sums, const LeftFactor& left, const RightFactor& right) {
+    float a[16][16], b[16][8], d[16][8];
+    auto half = [](const u32* held, u32 i) { return float_of(i % 2 ? held[i / 2] & 0xffff0000u : held[i / 2] << 16); };
+    for (u32 lane = 0; lane < 32; lane++) {
+        u32 group = lane >> 2, in_group = lane & 3;
+        for (u32 i = 0; i < 8; i++) {
+            u32 row = i < 2 || (i >= 4 && i < 6) ? group : group + 8;
+            a[row][in_group * 2 + (i & 1) + (i >= 4 ? 8 : 0)] = half(left.held[lane], i);
+        }
+        for (u32 i = 0; i < 4; i++) b[in_group * 2 + (i & 1) + (i >= 2 ? 8 : 0)][group] = half(right.held[lane], i);
+        for (u32 i = 0; i < 4; i++) d[i < 2 ? group : group + 8][in_group * 2 + (i & 1)] = sums.held[lane][i];
+    }
+    for (u32 row = 0; row < 16; row++) {
+        for (u32 k = 0; k < 16; k++) {
+            for (u32 column = 0; column < 8; column++) d[row][column] += a[row][k] * b[k][column];
+        }
+    }
+    for (u32 lane = 0; lane < 32; lane++) {
+        u32 group = lane >> 2, in_group = lane & 3;
+        for (u32 i = 0; i < 4; i++) sums.held[lane][i] = d[i < 2 ? group : group + 8][in_group * 2 + (i & 1)];
+    }
+}
 
 // Memory that nobody has written holds NaN.
 #define SHARED(type, name, count)                                                                              \

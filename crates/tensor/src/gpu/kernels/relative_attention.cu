@@ -8,12 +8,6 @@
 #include "common.cuh"
 #include "tiles.cuh"
 
-#ifdef __CUDACC_RTC__
-#define MEMBER __device__
-#else
-#define MEMBER
-#endif
-
 // Queries [T, H d], keys and values [T, 2 H d], distances [reach, H d], u and v [H, d], for each token the first
 // position of its row that it sees (the last is itself) and the first of its own stretch.
 struct RelativeCall {
@@ -67,7 +61,7 @@ struct RelativeHead {
 DEVICE void tile_scores(const RelativeHead& of, float* scores, float* of_queries, float* of_keys, u64 i, u64 j) {
     u64 dim = of.call.shape.head_dim;
     multiply_lines(
-        scores, of_queries, of_keys, dim, [&](u32 r, u64 c) { return of.query(i + r, c, of.call.u); },
+        F32, scores, of_queries, of_keys, dim, [&](u32 r, u64 c) { return of.query(i + r, c, of.call.u); },
         [&](u32 r, u64 c) { return of.key(j + r, c); });
     add_distances(
         scores, of_queries, of_keys, dim, scale_of(dim), [&](u32 r, u64 c) { return of.query(i + r, c, of.call.v); },
@@ -88,9 +82,9 @@ KERNEL(relative_attention,
         // First keys do not decrease along a row.
         Range keys = {call.first_key[of.row * shape.seq + i], end};
         attend(
-            at, keys, (u32)(end - i), shape.head_dim, {0.0f, 0.0f},
+            F32, at, keys, (u32)(end - i), shape.head_dim, {0.0f, 0.0f},
             [&](u64 j) { tile_scores(of, at.scores, at.of_queries, at.of_keys, i, j); },
-            [&](u32 r, u64 j) { return of.seen(i + r, j); }, [](float weight) { return weight; },
+            [&](u32 r, u64 j) { return of.seen(i + r, j); },
             [&](u64 t, u64 c) { return of.value(t, c); },
             [&](u32 r, u64 c) -> float& { return out.data[place(call, of.row, of.head, i + r, 1) + c]; },
             [&](u32 r, float x) { lse.data[(of.row * shape.seq + i + r) * heads + of.head] = x; });
@@ -115,7 +109,7 @@ DEVICE void gradient_tile(const RelativeHead& of, const Backward& back, Workplac
         [&](u32 r, u64 c) { return i + r < seq ? load(back.out, at_token(i + r, c)) : 0.0f; }, slope);
     tile_scores(of, at.scores, at.of_queries, at.of_keys, i, j);
     multiply_lines(
-        at.slopes, at.of_queries, at.of_keys, dim, slope, [&](u32 r, u64 c) { return of.value(j + r, c); });
+        F32, at.slopes, at.of_queries, at.of_keys, dim, slope, [&](u32 r, u64 c) { return of.value(j + r, c); });
     to_score_gradients(
         at.scores, at.slopes, at.inner, scale_of(dim), [&](u32 r) { return of.seen(i + r, j); },
         [&](u32 r) { return back.lse[(of.row * seq + i + r) * of.call.shape.heads + of.head]; });
@@ -161,7 +155,7 @@ DEVICE void query_gradients(const RelativeHead& of, const Backward& back, Workpl
     }
     for (u64 j = of.call.first_key[of.row * seq + i] / KEYS * KEYS; j < end; j += KEYS) {
         gradient_tile(of, back, at, i, j);
-        sum_over_keys(at.slopes, at.of_keys, dim, [&](u32 r, u64 c) { return of.key(j + r, c); }, put);
+        sum_over_keys(F32, at.slopes, at.of_keys, dim, [&](u32 r, u64 c) { return of.key(j + r, c); }, put);
         sum_over_distances(of, at, i, j, put);
     }
 }
@@ -197,9 +191,9 @@ DEVICE void key_gradients(const RelativeHead& of, const Backward& back, Workplac
             auto g = [&](u32 r, u64 c) {
                 return i + r < seq ? back.g[place(of.call, of.row, of.head, i + r, 1) + c] : 0.0f;
             };
-            sum_over_queries(at.of_queries, dim, only(at.scores), g, put(width));
+            sum_over_queries(F32, at.of_queries, dim, only(at.scores), g, put(width));
             auto content = [&](u32 r, u64 c) { return of.query(i + r, c, of.call.u); };
-            sum_over_queries(at.of_queries, dim, only(at.slopes), content, put(0));
+            sum_over_queries(F32, at.of_queries, dim, only(at.slopes), content, put(0));
         }
     }
 }
@@ -227,7 +221,7 @@ DEVICE void distance_gradients(const RelativeHead& of, const Backward& back, Wor
             return n < DISTANCES && column < KEYS ? at.slopes[r * SCORE_LINE + column] : 0.0f;
         };
         sum_over_queries(
-            at.of_queries, dim, along, [&](u32 r, u64 c) { return of.query(i + r, c, of.call.v); },
+            F32, at.of_queries, dim, along, [&](u32 r, u64 c) { return of.query(i + r, c, of.call.v); },
             [&](u32 n, u64 c, float sum) {
                 if (first + n < end) to(n, c) += sum;
             });

@@ -1,7 +1,8 @@
 // Products of a tile of queries with a tile of keys, through shared memory, by whatever threads a block has. Sums are
-// f32, of one order.
+// f32, of one order. Factors are f32, or all are numbers of bf16: tensor cores multiply those.
 
 #pragma once
+#include "tensor_cores.cuh"
 
 // Queries and keys of a tile. Keys are as many as in the host's kernels, which round weights relative to the largest
 // score up to the tile's end: the same tiles make the same weights.
@@ -11,14 +12,22 @@ constexpr u32 KEYS = 64;
 // banks.
 constexpr u32 CHUNK = 32;
 constexpr u32 CHUNK_LINE = CHUNK + 1;
-// Of a tile [QUERIES, KEYS] of scores.
-constexpr u32 SCORE_LINE = KEYS + 1;
+// The same of bf16, two of which share a word. Lanes of a warp read four words of eight lines at once, or of every
+// other line of eight: all are in different banks.
+constexpr u32 PAIRS_CHUNK = 2 * CHUNK;
+constexpr u32 PAIRS_LINE = CHUNK + 4;
+// Of a tile [QUERIES, KEYS] of scores. Where lanes of a warp read eight numbers of every other line of eight, all are
+// in different banks.
+constexpr u32 SCORE_LINE = KEYS + 4;
 // Sums that a thread makes at once: each number that it reads for one serves all of them.
 constexpr u32 SUMS = 8;
 
 constexpr u32 SCORES = QUERIES * SCORE_LINE;
-constexpr u32 QUERY_CHUNK = QUERIES * CHUNK_LINE;
-constexpr u32 KEY_CHUNK = KEYS * CHUNK_LINE;
+constexpr u32 QUERY_CHUNK = QUERIES * PAIRS_LINE;
+constexpr u32 KEY_CHUNK = KEYS * PAIRS_LINE;
+
+// A number as it is multiplied.
+DEVICE float as_factor(Dtype factors, float x) { return factors == BF16 ? widen(round_to_bf16(x)) : x; }
 
 // Columns first to first + CHUNK of `of(line, column)` for `lines` lines, zeros beyond `dim`. Code of one thread.
 template <class Of> DEVICE void load_chunk(float* chunk, u32 lines, u64 first, u64 dim, Of of) {
@@ -28,9 +37,54 @@ template <class Of> DEVICE void load_chunk(float* chunk, u32 lines, u64 first, u
     }
 }
 
+// The same of PAIRS_CHUNK columns, `of` being numbers of bf16. A word of two of them lies in place of a float.
+template <class Of> DEVICE void load_pairs(float* chunk, u32 lines, u64 first, u64 dim, Of of) {
+    for (u32 e = thread(); e < lines * CHUNK; e += threads()) {
+        u32 line = e / CHUNK, word = e % CHUNK;
+        u64 column = first + 2 * word;
+        float even = column < dim ? of(line, column) : 0.0f, odd = column + 1 < dim ? of(line, column + 1) : 0.0f;
+        chunk[line * PAIRS_LINE + word] = float_of(pair_of(even, odd));
+    }
+}
+
+// Of a line, an even column and the next.
+DEVICE u32 pair_of_columns(const float* chunk, u32 line, u32 column) {
+    return bits_of(chunk[line * PAIRS_LINE + column / 2]);
+}
+
+// Of a column, a line and the next.
+DEVICE u32 pair_of_lines(const float* chunk, u32 line, u32 column) {
+    u32 behind = column % 2 * 16, first = pair_of_columns(chunk, line, column) >> behind;
+    u32 second = pair_of_columns(chunk, line + 1, column) >> behind;
+    return (first & 0xffff) | second << 16;
+}
+
+// Columns from `first` on that are multiplied together: those of a chunk, and zeros beyond `dim` up to a whole square.
+DEVICE u32 pairs_columns(u64 first, u64 dim) { return (u32)whole_squares(least<u64>(dim - first, PAIRS_CHUNK)); }
+
+// `multiply_lines` of bf16.
+template <class A, class B>
+DEVICE void multiply_lines_of_pairs(float* scores, float* a_chunk, float* b_chunk, u64 dim, A a, B b) {
+    for (u64 first = 0; first < dim; first += PAIRS_CHUNK) {
+        THREADS {
+            load_pairs(a_chunk, QUERIES, first, dim, a);
+            load_pairs(b_chunk, KEYS, first, dim, b);
+        }
+        multiply_pairs(
+            QUERIES, KEYS, pairs_columns(first, dim),
+            [&](u32 query, u32 column) { return pair_of_columns(a_chunk, query, column); },
+            [&](u32 column, u32 key) { return pair_of_columns(b_chunk, key, column); },
+            [&](u32 query, u32 key, float sum) {
+                float& score = scores[query * SCORE_LINE + key];
+                score = first > 0 ? score + sum : sum;
+            });
+    }
+}
+
 // scores [QUERIES, KEYS] = a b^T, a(query, column) and b(key, column) being their elements, `dim` columns
 template <class A, class B>
-DEVICE void multiply_lines(float* scores, float* a_chunk, float* b_chunk, u64 dim, A a, B b) {
+DEVICE void multiply_lines(Dtype factors, float* scores, float* a_chunk, float* b_chunk, u64 dim, A a, B b) {
+    if (factors == BF16) return multiply_lines_of_pairs(scores, a_chunk, b_chunk, dim, a, b);
     for (u64 first = 0; first < dim; first += CHUNK) {
         THREADS {
             load_chunk(a_chunk, QUERIES, first, dim, a);
@@ -53,10 +107,26 @@ DEVICE void multiply_lines(float* scores, float* a_chunk, float* b_chunk, u64 di
     }
 }
 
+// `sum_over_lines` of bf16.
+template <u32 LINES, u32 RESULTS, class W, class Of, class Put>
+DEVICE void sum_over_lines_of_pairs(float* chunk, u64 dim, W w, Of of, Put put) {
+    for (u64 first = 0; first < dim; first += PAIRS_CHUNK) {
+        THREADS { load_pairs(chunk, LINES, first, dim, of); }
+        multiply_pairs(
+            RESULTS, pairs_columns(first, dim), LINES,
+            [&](u32 result, u32 line) { return pair_of(w(result, line), w(result, line + 1)); },
+            [&](u32 line, u32 column) { return pair_of_lines(chunk, line, column); },
+            [&](u32 result, u32 column, float sum) {
+                if (first + column < dim) put(result, first + column, sum);
+            });
+    }
+}
+
 // Lets put(result, column, sum) have the sums over LINES lines of w(result, line) times of(line, column), of `dim` columns,
 // for RESULTS results, of which a thread makes EACH_SUMS at once.
 template <u32 LINES, u32 RESULTS, u32 EACH_SUMS, class W, class Of, class Put>
-DEVICE void sum_over_lines(float* chunk, u64 dim, W w, Of of, Put put) {
+DEVICE void sum_over_lines(Dtype factors, float* chunk, u64 dim, W w, Of of, Put put) {
+    if (factors == BF16) return sum_over_lines_of_pairs<LINES, RESULTS>(chunk, dim, w, of, put);
     for (u64 first = 0; first < dim; first += CHUNK) {
         THREADS { load_chunk(chunk, LINES, first, dim, of); }
         THREADS {
@@ -77,16 +147,17 @@ DEVICE void sum_over_lines(float* chunk, u64 dim, W w, Of of, Put put) {
 // Lets put(query, column, sum) have the elements of w b, w being [QUERIES, KEYS] in shared memory and b(key, column) of
 // `dim` columns.
 template <class B, class Put>
-DEVICE void sum_over_keys(const float* w, float* b_chunk, u64 dim, B b, Put put) {
+DEVICE void sum_over_keys(Dtype factors, const float* w, float* b_chunk, u64 dim, B b, Put put) {
     auto weight = [=](u32 query, u32 key) { return w[query * SCORE_LINE + key]; };
-    sum_over_lines<KEYS, QUERIES, SUMS / 2>(b_chunk, dim, weight, b, put);
+    sum_over_lines<KEYS, QUERIES, SUMS / 2>(factors, b_chunk, dim, weight, b, put);
 }
 
 // Lets put(key, column, sum) have the elements of w^T a, w(query, key) being weights and a(query, column) of `dim`
 // columns.
 template <class W, class A, class Put>
-DEVICE void sum_over_queries(float* a_chunk, u64 dim, W w, A a, Put put) {
-    sum_over_lines<QUERIES, KEYS, SUMS>(a_chunk, dim, [&](u32 key, u32 query) { return w(query, key); }, a, put);
+DEVICE void sum_over_queries(Dtype factors, float* a_chunk, u64 dim, W w, A a, Put put) {
+    auto weight = [&](u32 key, u32 query) { return w(query, key); };
+    sum_over_lines<QUERIES, KEYS, SUMS>(factors, a_chunk, dim, weight, a, put);
 }
 
 // Vectors of distances that a tile needs, one for each diagonal: number `query - key + KEYS - 1` is of that pair.
@@ -139,9 +210,9 @@ struct Softmax {
     float* partial;
 };
 
-// Scores become weights exp(score - top), zero where a query does not see the key; `round` is what weights are
-// multiplied as, `seen(query)` what a query sees of the tile.
-template <class Seen, class Round> DEVICE void to_weights(float* scores, Softmax of, Seen seen, Round round) {
+// Scores become weights exp(score - top), zero where a query does not see the key, as they are multiplied;
+// `seen(query)` is what a query sees of the tile.
+template <class Seen> DEVICE void to_weights(Dtype factors, float* scores, Softmax of, Seen seen) {
     THREADS {
         for (u32 item = thread(); item < QUERIES * LANES; item += threads()) {
             Visible keys = seen(item / LANES);
@@ -170,7 +241,7 @@ template <class Seen, class Round> DEVICE void to_weights(float* scores, Softmax
                 float& score = scores[query * SCORE_LINE + key];
                 float weight = key >= keys.from && key < keys.to ? expf(score - of.top[query]) : 0.0f;
                 sum += weight;
-                score = round(weight);
+                score = as_factor(factors, weight);
             }
             of.partial[item] = sum;
         }
@@ -206,11 +277,10 @@ struct Sink {
 };
 
 // Attention of `queries` queries to the keys of a range, of which seen(query, first) are visible from `first` on;
-// compute(first) fills the scores of a tile, value(key, column) are `dim` numbers, round(weight) what they are
-// multiplied with. The results go to to(query, column), where their sums lie before, and the log-sum-exp of scores to
-// put_lse.
-template <class Compute, class Seen, class Round, class Value, class To, class PutLse>
-DEVICE void attend(Attending at, Range keys, u32 queries, u64 dim, Sink sink, Compute compute, Seen seen, Round round,
+// compute(first) fills the scores of a tile, value(key, column) are `dim` numbers, already rounded to `factors`. The
+// results go to to(query, column), where their sums lie before, and the log-sum-exp of scores to put_lse.
+template <class Compute, class Seen, class Value, class To, class PutLse>
+DEVICE void attend(Dtype factors, Attending at, Range keys, u32 queries, u64 dim, Sink sink, Compute compute, Seen seen,
                    Value value, To to, PutLse put_lse) {
     THREADS {
         for (u32 query = thread(); query < QUERIES; query += threads()) {
@@ -222,9 +292,9 @@ DEVICE void attend(Attending at, Range keys, u32 queries, u64 dim, Sink sink, Co
     }
     for (u64 first = keys.start / KEYS * KEYS; first < keys.end; first += KEYS) {
         compute(first);
-        to_weights(at.scores, at.softmax, [&](u32 query) { return seen(query, first); }, round);
+        to_weights(factors, at.scores, at.softmax, [&](u32 query) { return seen(query, first); });
         sum_over_keys(
-            at.scores, at.of_keys, dim, [&](u32 key, u64 c) { return value(first + key, c); },
+            factors, at.scores, at.of_keys, dim, [&](u32 key, u64 c) { return value(first + key, c); },
             [&](u32 query, u64 c, float sum) {
                 if (query < queries) to(query, c) = to(query, c) * at.softmax.shrink[query] + sum;
             });

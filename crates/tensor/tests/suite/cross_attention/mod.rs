@@ -7,7 +7,7 @@ use guildhall_tensor::ops::{
     AttentionShape, AttentionSpans, CachedTerms, KvCache, ScoreTerms, TurningPairs, attend_cached, causal_keys,
     cross_keys, rotary_tables, within_window,
 };
-use guildhall_tensor::{Device, Tape, Tensor, Var};
+use guildhall_tensor::{Device, Dtype, Tape, Tensor, Var};
 
 use super::harness::{check, check_bf16_chain, gradient_of, near, on_devices, random, rounding};
 use super::reference::softmax_of;
@@ -84,6 +84,7 @@ fn attention_to_another_text() {
         texts(4, 2, 8, &[(&[70, 10], &[130, 90]), (&[1, 79], &[10, 210])]),
         texts(2, 2, 16, &[(&[100, 100], &[63, 2])]),
         texts(1, 1, 4, &[(&[3, 270, 20], &[0, 90, 200])]),
+        texts(2, 1, 67, &[(&[40, 5], &[70, 3])]),
     ];
     for case in cases {
         // Sums over the head's columns, over the keys, and in the gradient of a key over the queries of its group.
@@ -263,6 +264,12 @@ fn attention_in_a_window_with_biases_and_sinks() {
     for case in cases {
         let tolerance = rounding(case.dims[0] + case.seq * case.rows * case.heads / case.kv_heads);
         check(&case.inputs(), tolerance, |v| case.attend(v), |v| case.forward(v));
+        // Biases and sinks are f32.
+        let in_bf16 = |v: &[Var]| {
+            let terms = v[3..].iter().map(|term| term.cast(Dtype::F32));
+            case.attend(&v[..3].iter().cloned().chain(terms).collect::<Vec<Var>>())
+        };
+        check_bf16_chain(3, &case.inputs(), in_bf16, |v| case.forward(v));
     }
 }
 
