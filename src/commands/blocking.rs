@@ -41,6 +41,8 @@ const KERNELS: &str =
 #[serde(deny_unknown_fields)]
 struct MeasuredProcessor {
     kernels: String,
+    /// Of the kernels, which change between versions, too: what was measured of others is measured anew.
+    sources: String,
     processor: String,
     instruction_sets: Vec<String>,
     threads: usize,
@@ -50,12 +52,19 @@ impl MeasuredProcessor {
     /// The one that the program runs on.
     fn here(threads: usize) -> MeasuredProcessor {
         let instruction_sets = instruction_sets().into_iter().map(str::to_owned).collect();
-        MeasuredProcessor { kernels: KERNELS.to_owned(), processor: processor_kind(), instruction_sets, threads }
+        let sources = format!("{:016x}", Blocking::kernels_fingerprint());
+        MeasuredProcessor {
+            kernels: KERNELS.to_owned(),
+            sources,
+            processor: processor_kind(),
+            instruction_sets,
+            threads,
+        }
     }
 
     /// A name for each, since homes may be shared by machines of several kinds.
     fn file_name(&self) -> String {
-        let MeasuredProcessor { kernels, processor, instruction_sets, threads } = self;
+        let MeasuredProcessor { kernels, sources: _, processor, instruction_sets, threads } = self;
         let words = format!("{kernels} {processor} {} x{threads}", instruction_sets.join(" ")).to_ascii_lowercase();
         let words: Vec<&str> =
             words.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty()).collect();
@@ -96,6 +105,11 @@ pub(super) fn divide_products(
     let found = process.agree(|| Ok(here(backend, measuring)))?;
     process.divide(found.as_ref().map(|found| found.blocking).unwrap_or_default());
     Ok(found)
+}
+
+/// What is known of this processor, for ranks that are not worth a measurement; as built if nothing is.
+pub(super) fn known(backend: Backend) -> Blocking {
+    here(backend, Measuring::Never).map(|found| found.blocking).unwrap_or_default()
 }
 
 /// What is known of this processor, or worth measuring. Nothing where something else computes, or nothing can be chosen.
@@ -211,12 +225,13 @@ mod tests {
         }
         let (others, built_in) = (MeasuredProcessor::here(3), Blocking::default());
         assert_eq!(found(Some(&folder), others, false, || other).blocking, built_in, "of other threads");
-        // What is damaged, of another processor or out of all proportion is measured anew.
+        // What is damaged, of another processor or other kernels, or out of all proportion is measured anew.
         let path = fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
         let text = fs::read_to_string(&path).unwrap();
         let damages = [
             text[..text.len() / 2].to_owned(),
             text.replace("\"processor\": \"", "\"processor\": \"another "),
+            text.replace("\"sources\": \"", "\"sources\": \"0"),
             text.replace(&format!("\"packed_kib\": {}", other.f32.packed_kib), "\"packed_kib\": 123456789"),
         ];
         for (count, damaged) in damages.into_iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{CommandFailure, fit};
+use super::{CommandFailure, blocking, fit};
 use crate::checkpoint;
 use crate::config::{self, Config};
 use crate::data::Tokenizer;
@@ -32,7 +32,8 @@ impl Trained {
         let path = source.file("tokenizer.json").map_err(CommandFailure::request)?;
         let tokenizer = Tokenizer::open(&path, end).map_err(CommandFailure::request)?;
         tokenizer.check_fits(&path, config.model.vocab).map_err(CommandFailure::request)?;
-        let process = Process::whole(&config.parallel);
+        let mut process = Process::whole(&config.parallel);
+        process.divide(blocking::known(config.parallel.backend));
         Ok(Trained { source, config, tokenizer, process })
     }
 

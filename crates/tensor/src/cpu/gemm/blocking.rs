@@ -1,6 +1,7 @@
 //! How products are divided among caches. What a processor does best is measured on it. No bit of a result depends on it:
 //! the depth at which sums are cut is always the same.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::hint::black_box;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -110,6 +111,25 @@ impl Blocking {
             let Choices { packed_kib, in_place_kib } = Choices::of(kernel);
             packed_kib.contains(&blocks.packed_kib) && in_place_kib.contains(&blocks.in_place_kib)
         })
+    }
+
+    /// A number that tells these kernels from those of other builds, made of their sources.
+    pub fn kernels_fingerprint() -> u64 {
+        let sources = [
+            include_str!("blocking.rs"),
+            include_str!("kernel.rs"),
+            include_str!("mod.rs"),
+            include_str!("wide.rs"),
+            include_str!("../bgemm/mod.rs"),
+            include_str!("../bgemm/pack.rs"),
+            include_str!("../bgemm/pairs.rs"),
+            include_str!("../bgemm/tiles.rs"),
+            include_str!("../sgemm_avx2.rs"),
+            include_str!("../sgemm_avx512.rs"),
+        ];
+        let mut hasher = DefaultHasher::new();
+        sources.hash(&mut hasher);
+        hasher.finish()
     }
 
     /// Whether there is anything to measure on this processor.
