@@ -142,8 +142,11 @@ fn end(
 fn advice(config: &Config, plan: &Forecast, failure: &RunFailure<StopKind>) -> String {
     match failure.kind {
         Some(StopKind::Budget { limit, peak }) => {
-            let remedy = plan.remedy(config, limit, peak);
-            return remedy.map_or_else(|_| String::new(), |remedy| format!("\n  {remedy}"));
+            let remedy =
+                plan.remedy(config, limit, peak).map_or_else(|_| String::new(), |remedy| format!("\n  {remedy}"));
+            let reached = checkpoint::newest(&config.run.dir).ok().flatten();
+            let reached = reached.map(|folder| format!("\n  with --resume it continues from {}", folder.display()));
+            return remedy + &reached.unwrap_or_default();
         }
         Some(StopKind::Numbers) => return String::new(),
         _ => {}

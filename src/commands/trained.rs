@@ -57,7 +57,7 @@ impl Trained {
         let results = self.process.run(&self.config.parallel, |rank| {
             let load = || trained(&rank, &self.config, &self.source);
             let loaded = Error::or_of_device(&rank, load);
-            let (model, mesh) = loaded.map_err(|error| Error::Start(Box::new(error)))?;
+            let (model, mesh) = loaded.map_err(Error::before_the_first_step)?;
             Error::or_of_device(&rank, || f(&model, &mesh, &rank))
         });
         match results {

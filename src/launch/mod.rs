@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use guildhall_comm::wrap::{Delay, Ledger, Link, Network, Trace};
 use guildhall_comm::{Communicator, Failure};
-use guildhall_tensor::{Blocking, Device};
+use guildhall_tensor::{Blocking, Device, DeviceFailure};
 
 use backend::device;
 pub use backend::{MissingBackend, is_here, memory_apart};
@@ -88,10 +88,12 @@ fn rank_of(
         None => world,
     };
     let (world, ledger) = Trace::wrap(world);
-    // Commands ask for the backend before they begin, so that its absence is a refusal.
+    // Commands ask for the backend before they begin, so that its absence is a refusal. Here another GPU may be in the way.
     let (rank, node) = (world.rank(), nodes.of(world.rank()));
     let place = (0..rank).filter(|&other| nodes.of(other) == node).count();
-    let device = device(config.backend, (threads, blocking), place).unwrap_or_else(|missing| panic!("{missing}"));
+    let device = device(config.backend, (threads, blocking), place).unwrap_or_else(|missing| {
+        DeviceFailure::Broken { what: "its beginning".to_owned(), reason: missing.to_string() }.raise()
+    });
     Rank { world, device, nodes: nodes.clone(), ledger, is_first_here, runs_alone }
 }
 

@@ -274,10 +274,13 @@ impl Process {
         let first = self.members[0].world.rank();
         threads::run_on(self.members.iter().map(|member| member.world.clone()).collect(), |world| {
             let is_first_here = world.rank() == first;
-            let rank = rank_of(world, config, &self.nodes, (threads, self.blocking), (is_first_here, self.runs_alone));
-            // Who takes a device's failure for no error of its own is told of it as of a panic.
-            let told = |failure: DeviceFailure| resume_unwind(Box::new(failure.to_string()));
-            in_pool(threads, || on_device(|| f(rank.clone())).unwrap_or_else(told))
+            let work = || {
+                let facts = (is_first_here, self.runs_alone);
+                let rank = rank_of(world.clone(), config, &self.nodes, (threads, self.blocking), facts);
+                in_pool(threads, || f(rank.clone()))
+            };
+            // A failure of a device that `f` has not made its own error of ends the rank as a panic would.
+            on_device(work).unwrap_or_else(|failure: DeviceFailure| resume_unwind(Box::new(failure.to_string())))
         })
     }
 

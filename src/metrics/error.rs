@@ -13,10 +13,11 @@ pub enum Error {
     )]
     CorruptLine { path: PathBuf, line: u64, source: serde_json::Error },
     #[error(
-        "{} line {line} is of step {step}, which cannot follow step {last}; delete the lines of another run by hand",
-        path.display()
+        "{} line {line} is of step {step}, which {}; delete the lines of another run by hand",
+        path.display(),
+        last.map_or("no run has".to_owned(), |last| format!("cannot follow step {last}"))
     )]
-    StepOrder { path: PathBuf, line: u64, step: u64, last: u64 },
+    StepOrder { path: PathBuf, line: u64, step: u64, last: Option<u64> },
     #[error("{} is not a run summary: {source}; delete it, a resumed run writes it anew", path.display())]
     CorruptSummary { path: PathBuf, source: serde_json::Error },
     #[error("{} has no scores: {source}; delete it, `guildhall evaluate` with --bleu or --chrf writes it anew", path.display())]

@@ -189,6 +189,6 @@ impl LogLines {
         if step <= STEP_MAX && last.is_none_or(|last| last < step) {
             return Ok(());
         }
-        Err(Error::StepOrder { path: self.path.clone(), line: self.number, step, last: last.unwrap_or(0) })
+        Err(Error::StepOrder { path: self.path.clone(), line: self.number, step, last })
     }
 }

@@ -39,7 +39,7 @@ pub(super) struct Backing {
 enum BackingStore {
     /// Memory with an account of its own: the strips of all weights, and their gradients.
     Host { host: Arc<Device>, state: PinnedTensor, gradients: PinnedTensor },
-    /// State, then gradients; a chunk of either on its way.
+    /// State, then gradients; a chunk of either on its way to or from a device with memory of its own.
     File { file: File, bytes: Vec<u8>, chunk: PinnedTensor, state: usize },
     /// In place of a file, where there are no elements that it could keep.
     Nowhere,
@@ -74,12 +74,12 @@ impl Backing {
             }
             OffloadTarget::None | OffloadTarget::Host => {
                 let host = like();
-                let of = |cause, len| {
+                let of = |cause, len| -> io::Result<PinnedTensor> {
                     let _charge = host.charge(cause);
-                    PinnedTensor::new(device, Tensor::zeros(&host, &[len]))
+                    Ok(PinnedTensor::new(device, Tensor::zeros_to_keep(&host, len)?))
                 };
-                let state = of(Cause::Optimizer, state_len);
-                let gradients = of(Cause::Gradients, gradients_len);
+                let state = of(Cause::Optimizer, state_len)?;
+                let gradients = of(Cause::Gradients, gradients_len)?;
                 BackingStore::Host { host: host.clone(), state, gradients }
             }
         };
@@ -148,17 +148,21 @@ impl Backing {
         for first in chunks.step_by(CHUNK) {
             let from = first..part.from.end.min(first + CHUNK);
             let spot = Spot { is_gradient: true, first: part.to + first - part.from.start };
-            let chunk = self.brought(sums, from, after);
+            let chunk = self.chunk_of(sums, from, after);
             let chunk = f(self, spot, chunk)?.into_f32();
             self.place.write(spot, &chunk, 0..chunk.len(), &self.scratch.point())?;
         }
         Ok(())
     }
 
-    /// A chunk of sums in memory of its own.
-    fn brought(&mut self, sums: &Tensor, from: Range<usize>, after: &DevicePoint) -> Tensor {
+    /// A copy of a chunk of sums.
+    fn chunk_of(&mut self, sums: &Tensor, from: Range<usize>, after: &DevicePoint) -> Tensor {
         let len = from.len();
         let mut chunk = Tensor::stale(&self.scratch, &[len], sums.dtype());
+        if !sums.device().has_own_memory() {
+            chunk.copy_part(0, sums, from);
+            return chunk;
+        }
         let bounce = &mut self.bounce[usize::from(sums.dtype() == Dtype::Bf16)];
         bounce.keep(0, sums, from, after);
         bounce.fetch(&mut chunk, 0, 0..len, after);
@@ -168,7 +172,7 @@ impl Backing {
     /// By weight, the sum of the squares of tiles of its gradient, each as large as a device squares at once.
     pub(super) fn squares(&mut self, weights: &[Vec<GradientPart>]) -> io::Result<SquareSums> {
         let mut sums = SquareSums::zeros(&self.scratch, weights.len());
-        // Nor is this.
+        // This is no work of the device either.
         let weights = if self.scratch.has_data() { weights } else { &[] };
         for (weight, tiles) in weights.iter().enumerate() {
             for tile in tiles {
@@ -203,8 +207,13 @@ impl BackingStore {
             BackingStore::File { file, bytes, chunk, state } => {
                 let first = if is_gradient { *state + first } else { first };
                 for (at, len) in chunks(range.len()) {
+                    let place = range.start + at..range.start + at + len;
+                    if !to.device().has_own_memory() {
+                        to.write_f32s(place, |to| read_at(file, bytes, first + at, to)).unwrap_or(Ok(()))?;
+                        continue;
+                    }
                     read_at(file, bytes, first + at, &mut chunk.f32s_mut()[..len])?;
-                    chunk.fetch(to, range.start + at, 0..len, after);
+                    chunk.fetch(to, place.start, 0..len, after);
                 }
                 Ok(())
             }
@@ -224,7 +233,12 @@ impl BackingStore {
             BackingStore::File { file, bytes, chunk, state } => {
                 let first = if is_gradient { *state + first } else { first };
                 for (at, len) in chunks(range.len()) {
-                    chunk.keep(0, from, range.start + at..range.start + at + len, after);
+                    let place = range.start + at..range.start + at + len;
+                    if !from.device().has_own_memory() {
+                        write_at(file, bytes, first + at, from.elements(place).f32s())?;
+                        continue;
+                    }
+                    chunk.keep(0, from, place, after);
                     write_at(file, bytes, first + at, &chunk.f32s()[..len])?;
                 }
                 Ok(())

@@ -8,12 +8,12 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use guildhall_tensor::ops::SquareSums;
-use guildhall_tensor::{Device, DevicePoint, Tensor, on_device};
+use guildhall_tensor::{Device, DeviceFailure, DevicePoint, Tensor, on_device};
 
 use super::backing::Backing;
 use super::shard::{Address, GradientPart};
 
-/// Of a tensor with the point after which it is what is meant.
+/// A tensor comes with the point of the device that a copy to or from it waits for.
 pub(super) enum TransferJob {
     Read(Address, Tensor, DevicePoint),
     Write(Address, Tensor, DevicePoint),
@@ -45,14 +45,11 @@ pub(super) enum Finished {
 pub(super) enum Mover {
     Thread {
         jobs: Option<Sender<TransferJob>>,
-        done: Receiver<io::Result<Done>>,
+        done: Receiver<Result<io::Result<Done>, DeviceFailure>>,
         thread: Option<JoinHandle<()>>,
     },
     /// As soon as they come; answers wait to be asked for.
-    Inline {
-        backing: Box<Backing>,
-        done: VecDeque<io::Result<Done>>,
-    },
+    Inline { backing: Box<Backing>, done: VecDeque<io::Result<Done>> },
 }
 
 impl Mover {
@@ -83,7 +80,10 @@ impl Mover {
     /// The answer to the first job without one.
     pub(super) fn answer(&mut self) -> io::Result<Done> {
         let answer = match self {
-            Mover::Thread { done, .. } => done.recv().ok(),
+            // A failure of the rank's device is one of the rank, on whichever thread it was met.
+            Mover::Thread { done, .. } => {
+                done.recv().ok().map(|answer| answer.unwrap_or_else(|failure| failure.raise()))
+            }
             Mover::Inline { done, .. } => done.pop_front(),
         };
         answer.unwrap_or_else(|| Err(io::Error::other("the thread that moves it is gone")))
@@ -133,10 +133,9 @@ impl Backing {
 }
 
 /// Does jobs in their order until nobody asks any more.
-fn serve(mut backing: Backing, jobs: &Receiver<TransferJob>, done: &Sender<io::Result<Done>>) {
+fn serve(mut backing: Backing, jobs: &Receiver<TransferJob>, done: &Sender<Result<io::Result<Done>, DeviceFailure>>) {
     for job in jobs {
-        let answer = on_device(|| backing.answer(job)).unwrap_or_else(|failure| Err(io::Error::other(failure)));
-        if done.send(answer).is_err() {
+        if done.send(on_device(|| backing.answer(job))).is_err() {
             return;
         }
     }

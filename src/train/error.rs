@@ -112,15 +112,18 @@ impl Tellable for Error {
 
 impl Error {
     /// Runs a rank's work, of which a failure of its device is an error like others.
-    pub(crate) fn or_of_device<T>(rank: &Rank, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    ///
+    /// # Errors
+    /// Those of `work`, and [`Error::Device`].
+    pub fn or_of_device<T>(rank: &Rank, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
         let failed = |failure| Err(Error::Device { rank: rank.world.rank(), place: rank.device.scope(), failure });
         on_device(work).unwrap_or_else(failed)
     }
 
-    /// What was met with before the first step. That ranks do not reach each other is no wrong request.
-    pub(super) fn before_the_first_step(self) -> Error {
+    /// What was met with before the first step. That ranks do not reach each other, or a device fails, is no wrong request.
+    pub(crate) fn before_the_first_step(self) -> Error {
         match self {
-            Error::Comm(_) | Error::Checkpoint(checkpoint::Error::Comm(_)) => self,
+            Error::Comm(_) | Error::Checkpoint(checkpoint::Error::Comm(_)) | Error::Device { .. } => self,
             error => Error::Start(Box::new(error)),
         }
     }

@@ -1,14 +1,17 @@
 //! What computes makes no difference that rounding does not make: training on accelerators' kernels, of which each is held
 //! against the CPU's on the way, gives the CPU's losses, and what one backend has written another reads.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 use std::{env, fs};
 
+use guildhall::launch::Rank;
 use guildhall::model::Sizes;
 use guildhall::optim::OffloadTarget;
 use guildhall::parallel::{Backend, Zero};
-use guildhall_tensor::Dtype;
+use guildhall::train::Error;
+use guildhall_tensor::{Device, DeviceFailure, Dtype, SimulatedLimits};
 use serde_json::Value;
 
 use crate::program::{RUN, Workshop, finished};
@@ -83,6 +86,37 @@ fn what_is_kept_beside_an_accelerator_comes_and_goes_in_order() {
     }
 }
 
+/// Whatever a device was about to do when it was lost, and whoever asked for it, the rank's thread or the one that moves state:
+/// that is an error with the rank and what failed, and nothing hangs or panics while all that is half done is dropped.
+#[test]
+fn a_device_may_be_lost_at_any_operation() {
+    let recipe = Recipe { sizes: mixtral(), rows: 4, micro_batch: 2 };
+    let run = |limits: SimulatedLimits| {
+        let ranks = on_backend(Backend::Cpu, ONE, |rank, mesh| {
+            let rank = Rank { device: Device::simulated_with(1, limits).unwrap(), ..rank.clone() };
+            Error::or_of_device(&rank, || {
+                let keeping = Keeping { tile: Some(200), offload: OffloadTarget::Host, ..keeping(Zero::Off) };
+                let mut trainer = keeping.trainer(&recipe, &rank, mesh);
+                recipe.train(&mut trainer, 1..=2);
+                Ok(())
+            })
+        });
+        ranks.into_iter().next().unwrap()
+    };
+    let mut failed = BTreeSet::new();
+    for operations in (0..).step_by(17) {
+        match run(SimulatedLimits { operations, ..SimulatedLimits::default() }) {
+            Ok(()) => break,
+            Err(Error::Device { rank: 0, failure: DeviceFailure::Broken { what, .. }, .. }) => failed.insert(what),
+            Err(error) => panic!("after {operations}: {error}"),
+        };
+    }
+    let all = ["a copy to the device", "a copy to the host", "a product", "kernel `adamw_of_strip`"];
+    all.iter().for_each(|what| assert!(failed.contains(*what), "never {what}: {failed:?}"));
+    let little = run(SimulatedLimits { bytes: 1 << 17, ..SimulatedLimits::default() }).unwrap_err();
+    assert!(matches!(little, Error::Device { failure: DeviceFailure::NoRoom { .. }, .. }), "{little}");
+}
+
 #[test]
 fn what_one_backend_has_written_another_goes_on_from() {
     let shop = Workshop::new();
@@ -103,7 +137,7 @@ fn what_one_backend_has_written_another_goes_on_from() {
     }
 }
 
-/// A device that cannot do what a step needs, as one that is lost: the run ends with the rank, the place and the kernel, what
+/// A device without a kernel that a step needs: the run ends with the rank, the place and the kernel, what
 /// was saved stays, and the run goes on from there elsewhere.
 #[test]
 fn a_device_that_fails_ends_the_run_and_costs_no_checkpoint() {
@@ -143,6 +177,9 @@ fn break_kernels(home: &Path, module: &str) {
     let (from, to) = (env::home_dir().unwrap().join(".cache/guildhall"), home.join(".cache/guildhall"));
     let empty = home.join("empty.so");
     fs::create_dir_all(&to).unwrap();
+    // Another program may be making some.
+    let lock = fs::File::create(from.join("lock")).unwrap();
+    lock.lock().unwrap();
     let made = Command::new("c++").args(["-shared", "-fPIC", "-x", "c++", "/dev/null", "-o"]).arg(&empty).status();
     assert!(made.unwrap().success());
     for kernels in fs::read_dir(from).unwrap().map(Result::unwrap).filter(|entry| entry.path().is_dir()) {

@@ -177,6 +177,7 @@ fn lines_that_go_back_or_have_no_place_on_an_axis_are_named() {
         ([1, 9, 3], "metrics.jsonl line 3 is of step 3, which cannot follow step 9"),
         ([1, 2, 2], "metrics.jsonl line 3 is of step 2, which cannot follow step 2"),
         ([1, 2, u64::MAX], "metrics.jsonl line 3 is of step 18446744073709551615"),
+        ([u64::MAX, 1, 2], "metrics.jsonl line 1 is of step 18446744073709551615, which no run has"),
     ] {
         let record = |number| StepRecord { step: number, ..step(1) };
         let lines = steps.map(|number| serde_json::to_string(&record(number)).unwrap() + "\n");

@@ -10,7 +10,7 @@ use std::time::Instant;
 use crate::account::{Account, Cause, Charge};
 use crate::books::{Books, Phase};
 use crate::cpu::gemm::Blocking;
-use crate::gpu::{EngineError, Gpu};
+use crate::gpu::{EngineError, Gpu, SimulatedLimits};
 use crate::kernel_times::{KernelTime, KernelTimes};
 use crate::pool::Free;
 
@@ -64,7 +64,15 @@ impl Device {
     /// # Errors
     /// If kernels cannot be compiled here.
     pub fn simulated(threads: usize) -> Result<Arc<Device>, EngineError> {
-        Ok(Device::accelerated(threads, Gpu::simulated(threads)?))
+        Device::simulated_with(threads, SimulatedLimits::default())
+    }
+
+    /// The same, of which there is an end.
+    ///
+    /// # Errors
+    /// As [`Device::simulated`].
+    pub fn simulated_with(threads: usize, limits: SimulatedLimits) -> Result<Arc<Device>, EngineError> {
+        Ok(Device::accelerated(threads, Gpu::simulated(threads, limits)?))
     }
 
     /// NVIDIA's GPU of this number. With `checks` every result is compared with that of the CPU's kernel, which uses up to
@@ -109,10 +117,14 @@ impl Device {
         }
     }
 
+    /// Whether tensors are in memory that is not the host's.
+    pub fn has_own_memory(&self) -> bool {
+        matches!(self.engine, Engine::Accelerator(_))
+    }
+
     /// Whether a kernel of one takes tensors of the other.
     pub(crate) fn share_memory(one: &Arc<Device>, other: &Arc<Device>) -> bool {
-        let is_accelerator = |device: &Device| matches!(device.engine, Engine::Accelerator(_));
-        Arc::ptr_eq(one, other) || !is_accelerator(one) && !is_accelerator(other)
+        Arc::ptr_eq(one, other) || !one.has_own_memory() && !other.has_own_memory()
     }
 
     /// Names the part of the model that the following kernels belong to.

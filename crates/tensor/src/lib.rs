@@ -48,7 +48,9 @@ pub use device::{Device, Held};
 pub use draws::{Draws, Purpose};
 pub use dtype::Dtype;
 pub use elements::{Elements, ElementsMut, HostElements};
-pub use gpu::{Compiler, CudaDevice, DeviceFailure, EngineError, cuda_devices, find_compiler, on_device};
+pub use gpu::{
+    Compiler, CudaDevice, DeviceFailure, EngineError, SimulatedLimits, cuda_devices, find_compiler, on_device,
+};
 pub use gradients::Gradients;
 pub use index::{Index, Indices};
 pub use kernel_times::{KernelKind, KernelTime};

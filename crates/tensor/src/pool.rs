@@ -15,7 +15,7 @@ use crate::elements::Elements;
 use crate::gpu::{DeviceFailure, DeviceMemory, Gpu};
 
 /// Memory starts on a cache line, so that no vector load straddles two.
-const ALIGN_BYTES: usize = 64;
+pub(crate) const ALIGN_BYTES: usize = 64;
 /// Elements from which memory comes straight from the operating system, page by page as it is written.
 const LARGE: usize = 1 << 16;
 /// The least that an accelerator's memory is divided into.

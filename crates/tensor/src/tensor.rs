@@ -4,6 +4,7 @@
 //! until all kernels before it are done and copies them to the host ([`crate::crossing`]). `f32s` and its like look at host
 //! memory directly: tests and the host's own kernels may, whatever is to run on accelerators may not.
 
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use crate::elements::Elements;
 use crate::gpu::{DeviceElements, DeviceMemory};
 use crate::index::Index;
 use crate::kernels;
+use crate::pool::{ALIGN_BYTES, aligned_window};
 use crate::storage::Allocation;
 
 /// A shape and a share of a buffer. Clones are cheap and share memory; writing needs the only handle.
@@ -39,6 +41,21 @@ impl Tensor {
     /// All zeros, f32.
     pub fn zeros(device: &Arc<Device>, shape: &[usize]) -> Tensor {
         Tensor::filled(device, shape, 0.0)
+    }
+
+    /// Zeros of the host, f32, that are kept and not taken again: in memory for exactly so many, which may be most of the machine's.
+    ///
+    /// # Errors
+    /// If the system does not give it.
+    pub fn zeros_to_keep(host: &Arc<Device>, len: usize) -> io::Result<Tensor> {
+        if !host.has_data() {
+            return Ok(Tensor::zeros(host, &[len]));
+        }
+        let (mut memory, capacity) = (Vec::new(), len + ALIGN_BYTES / size_of::<f32>());
+        memory.try_reserve_exact(capacity).map_err(io::Error::other)?;
+        memory.resize(capacity, 0.0);
+        let window = aligned_window(&memory, len);
+        Ok(Tensor::from_window(host, &[len], Elements::F32(memory), window))
     }
 
     /// All elements the same, f32.

@@ -12,7 +12,7 @@ use crate::tensor::Tensor;
 pub struct DevicePoint(Option<Event>);
 
 impl Device {
-    /// What copies that come after all kernels so far, and after no later ones, are told.
+    /// The point that copies wait for which need the kernels launched so far, and none that are launched later.
     pub fn point(&self) -> DevicePoint {
         match self.engine() {
             Engine::Accelerator(gpu) => DevicePoint(Some(gpu.point())),
@@ -31,7 +31,8 @@ pub struct PinnedTensor {
 }
 
 impl PinnedTensor {
-    /// Of `tensor`, for copies to and from `device`. Pages that cannot be pinned end the rank's work.
+    /// Of `tensor`, for copies to and from `device`. Pages that cannot be pinned are a failure of the device, which
+    /// [`crate::on_device`] catches.
     ///
     /// # Panics
     /// If another handle shares the tensor's memory.
@@ -39,28 +40,40 @@ impl PinnedTensor {
         let mut tensor = tensor;
         tensor.assert_unique();
         let pin = match device.engine() {
-            Engine::Accelerator(gpu) => Some(gpu.pin(tensor.stored_ref().bytes())),
-            Engine::Host | Engine::Sizes(_) => None,
+            Engine::Accelerator(gpu) if !tensor.is_empty() => Some(gpu.pin(tensor.stored_ref().bytes())),
+            _ => None,
         };
         PinnedTensor { _pin: pin, tensor }
     }
 
-    /// Its elements, f32.
+    /// Its elements on the host.
+    ///
+    /// # Panics
+    /// If they are not f32.
     pub fn f32s(&self) -> &[f32] {
         self.tensor.f32s()
     }
 
+    /// Its elements on the host, to write.
+    ///
+    /// # Panics
+    /// If they are not f32.
     pub fn f32s_mut(&mut self) -> &mut [f32] {
         self.tensor.f32s_mut()
     }
 
     /// Copies elements `range` over those of `to` from `first` on, and returns when they are there. Kernels up to `after` may
     /// use what they replace.
+    ///
+    /// # Panics
+    /// If elements lie beyond either tensor, the types differ, or another handle shares `to`'s memory.
     #[track_caller]
     pub fn fetch(&self, to: &mut Tensor, first: usize, range: Range<usize>, after: &DevicePoint) {
         match self.way(to, after) {
             None => to.copy_part(first, &self.tensor, range),
             Some(after) => {
+                to.assert_unique();
+                assert!(first + range.len() <= to.len(), "{first} + {} elements of {}", range.len(), to.len());
                 let bytes = self.tensor.stored_ref().part(range).bytes();
                 to.memory().fetch(first * to.dtype().bytes(), bytes, after);
             }
@@ -69,11 +82,15 @@ impl PinnedTensor {
 
     /// Copies elements `range` of `from`, as kernels up to `after` leave them, over those from `first` on, and returns when
     /// they are there.
+    ///
+    /// # Panics
+    /// If elements lie beyond either tensor, or the types differ.
     #[track_caller]
     pub fn keep(&mut self, first: usize, from: &Tensor, range: Range<usize>, after: &DevicePoint) {
         match self.way(from, after) {
             None => self.tensor.copy_part(first, from, range),
             Some(after) => {
+                assert!(range.end <= from.len(), "elements {range:?} of {}", from.len());
                 let bytes = self.tensor.stored().part(first..first + range.len()).bytes();
                 from.memory().keep(range.start * from.dtype().bytes(), bytes, after);
             }

@@ -76,11 +76,16 @@ pub(super) fn kept(
         write_sources(&draft, sources).map_err(failed)?;
         make(&draft)?;
         fs::rename(&draft, &folder).map_err(failed)?;
+        note_use(&folder);
         remove_unused(&cache, SystemTime::now());
     }
-    // A cache that keeps no times is one that nothing is removed from too early, for its making is noted by itself.
-    let _ = File::open(&folder).and_then(|folder| folder.set_modified(SystemTime::now()));
+    note_use(&folder);
     Ok(folder)
+}
+
+/// Where this cannot be noted, kernels count as unused since they were made, and are made again some day.
+fn note_use(folder: &Path) {
+    let _ = File::open(folder).and_then(|folder| folder.set_modified(SystemTime::now()));
 }
 
 /// Removes kernels that were last used long before `now`. They are of no use to anybody, so that one that stays does no harm.

@@ -12,7 +12,8 @@ use std::path::Path;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::cublas::{result as blas, sys as blas_sys};
+use cudarc::cublas::result::{self as blas, CublasError};
+use cudarc::cublas::sys as blas_sys;
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, result};
 use cudarc::nvrtc::{self, CompileError, CompileOptions, Ptx};
@@ -85,10 +86,29 @@ fn failed(what: &'static str, error: impl Debug) -> EngineError {
     EngineError::Cuda { what, reason: format!("{error:?}") }
 }
 
+/// An error of a library, in its words.
+trait LibraryError {
+    fn told(&self) -> String;
+}
+
+impl LibraryError for DriverError {
+    fn told(&self) -> String {
+        let said =
+            self.error_string().ok().and_then(|text| text.to_str().ok()).unwrap_or("the driver does not say why");
+        format!("{:?}, {said}", self.0)
+    }
+}
+
+impl LibraryError for CublasError {
+    fn told(&self) -> String {
+        format!("{:?}", self.0)
+    }
+}
+
 /// What a rank cannot go on without.
-fn done<T, E: Debug>(result: Result<T, E>, what: impl Display) -> T {
-    // Kernels run on by themselves, so that the driver may tell of an earlier one's failure.
-    let reason = |error| format!("{error:?}, there or in what was begun before");
+fn done<T, E: LibraryError>(result: Result<T, E>, what: impl Display) -> T {
+    // Kernels run on by themselves, so that a library may tell of an earlier one's failure.
+    let reason = |error: E| format!("{}; that, or a kernel that was launched before", error.told());
     result.unwrap_or_else(|error| DeviceFailure::broken(what, reason(error)).raise())
 }
 
@@ -96,7 +116,7 @@ fn done<T, E: Debug>(result: Result<T, E>, what: impl Display) -> T {
 pub(super) struct Cuda {
     context: Arc<CudaContext>,
     /// By [`DeviceStream`].
-    streams: [Arc<CudaStream>; DeviceStream::ALL.len()],
+    streams: Vec<Arc<CudaStream>>,
     modules: BTreeMap<&'static str, Arc<CudaModule>>,
     /// By name, those that have been launched.
     functions: Mutex<HashMap<&'static str, CudaFunction>>,
@@ -133,7 +153,7 @@ impl Cuda {
         }
         let context = CudaContext::new(number).map_err(|error| failed("opening the device", error))?;
         let stream = || context.new_stream().map_err(|error| failed("making a stream", error));
-        let streams = [stream()?, stream()?, stream()?, stream()?];
+        let streams = DeviceStream::ALL.iter().map(|_| stream()).collect::<Result<Vec<_>, _>>()?;
         let modules = modules(&context, capability, sources)?;
         let processors = context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
         let processors = processors.map_err(|error| failed("counting multiprocessors", error))?;
@@ -204,39 +224,38 @@ impl Accelerator for Cuda {
     fn allocate(&self, bytes: usize) -> Result<u64, String> {
         done(self.context.bind_to_thread(), "turning to the device");
         // SAFETY: nothing is read that nobody has written: `DeviceMemory` is filled by kernels and copies.
-        unsafe { result::malloc_sync(bytes.max(1)) }.map_err(|error| failed("allocating memory", error).to_string())
+        match unsafe { result::malloc_sync(bytes.max(1)) } {
+            Err(error @ DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Err(error.told()),
+            allocated => Ok(done(allocated, "allocating memory")),
+        }
     }
 
     fn free(&self, address: u64, _: usize) {
-        // Of a device that is lost nothing can be freed, and a thread that ends has nobody to tell.
+        // Of a device that is lost nothing can be freed, and who drops memory while a failure unwinds has nobody to tell.
         // SAFETY: `allocate` gave the address, and its only owner is gone; the driver waits for what uses it.
-        let _ = self.context.bind_to_thread().and_then(|()| unsafe { result::free_sync(address) });
+        let _ = unsafe { result::ctx::set_current(self.context.cu_ctx()).and_then(|()| result::free_sync(address)) };
     }
 
     fn forget(&self, _: &DeviceMemory) {}
 
     fn pin(&self, bytes: &[u8]) -> Result<(), String> {
         done(self.context.bind_to_thread(), "turning to the device");
-        let first = bytes.as_ptr().cast_mut().cast();
+        let first = ptr::with_exposed_provenance_mut(bytes.as_ptr().expose_provenance());
         // SAFETY: the bytes are there until they are unpinned, and who copies to them has them to write.
         let pinned = unsafe { sys::cuMemHostRegister_v2(first, bytes.len(), sys::CU_MEMHOSTREGISTER_PORTABLE) };
-        match pinned {
-            // Small memory may share a page with what another rank has pinned; that this page moves, then, only costs time.
-            sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED => {}
-            error => return Err(format!("{:?}", DriverError(error))),
-        }
+        pinned.result().map_err(|error| error.told())?;
         self.pinned.insert(bytes);
         Ok(())
     }
 
     fn unpin(&self, first: usize) {
         self.pinned.remove(first);
-        // Of a device that is lost nothing can be unpinned, nor what was pinned by another.
+        let first = ptr::with_exposed_provenance_mut(first);
+        // Of a device that is lost nothing can be unpinned.
         // SAFETY: `pin` was given the address, and the bytes are still there.
-        let _ = self
-            .context
-            .bind_to_thread()
-            .map(|()| unsafe { sys::cuMemHostUnregister(ptr::with_exposed_provenance_mut(first)) });
+        let _ = unsafe {
+            result::ctx::set_current(self.context.cu_ctx()).and_then(|()| sys::cuMemHostUnregister(first).result())
+        };
     }
 
     fn upload(&self, stream: DeviceStream, memory: &DeviceMemory, first: usize, bytes: &[u8]) {

@@ -9,10 +9,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 /// Why a device did not do what it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceFailure {
-    /// Memory that waited for reuse had been given back before.
-    #[error("the device has no room for {bytes} bytes more beside the {held} that tensors hold ({reason})")]
+    /// So many bytes more, beside those that tensors hold. Memory that waited for reuse had been given back before.
+    #[error("the device has no room for {:.2} MiB more beside the {:.2} that tensors hold ({reason})", mib(*bytes), mib(*held))]
     NoRoom { bytes: u64, held: u64, reason: String },
-    /// Nothing more can be asked of it.
+    /// It refuses, or has ended.
     #[error("the device fails at {what}: {reason}")]
     Broken { what: String, reason: String },
 }
@@ -22,8 +22,8 @@ impl DeviceFailure {
         DeviceFailure::Broken { what: what.to_string(), reason: reason.to_string() }
     }
 
-    /// Unwinds to the [`on_device`] around the caller.
-    pub(crate) fn raise(self) -> ! {
+    /// Unwinds to the [`on_device`] around the caller: for who has caught it on another thread.
+    pub fn raise(self) -> ! {
         resume_unwind(Box::new(self))
     }
 }
@@ -37,4 +37,8 @@ pub fn on_device<R>(run: impl FnOnce() -> R) -> Result<R, DeviceFailure> {
         Ok(failure) => *failure,
         Err(panic) => resume_unwind(panic),
     })
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / (1 << 20) as f64
 }

@@ -47,6 +47,7 @@ use call::Launch;
 pub use cuda::{CudaDevice, cuda_devices};
 use cudarc::driver::CudaEvent;
 use order::StreamClock;
+pub use simulated::SimulatedLimits;
 
 use crate::device::Device;
 
@@ -117,8 +118,11 @@ pub(crate) struct Gpu {
 
 impl Gpu {
     /// The simulated one, of which each kernel's results are compared with the CPU's.
-    pub(crate) fn simulated(threads: usize) -> Result<Gpu, EngineError> {
-        Ok(Gpu { engine: Arc::new(simulated::Simulated::new(&sources::all())?), twin: Some(Device::new(threads)) })
+    pub(crate) fn simulated(threads: usize, limits: SimulatedLimits) -> Result<Gpu, EngineError> {
+        Ok(Gpu {
+            engine: Arc::new(simulated::Simulated::new(limits, &sources::all())?),
+            twin: Some(Device::new(threads)),
+        })
     }
 
     /// NVIDIA's GPU of this number. With `checks` each kernel's results are compared with the CPU's.

@@ -6,6 +6,8 @@
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::fmt::Display;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{ptr, slice};
 
@@ -44,22 +46,43 @@ type KernelEntry = unsafe extern "C" fn(*const *const c_void, u32, u32);
 pub(super) struct Simulated {
     libraries: BTreeMap<&'static str, Library>,
     order: Mutex<UseOrder>,
-    /// Bytes that it has, and that are taken.
-    capacity: usize,
+    limits: SimulatedLimits,
+    /// Bytes that are taken.
     held: Mutex<usize>,
+    /// Operations so far.
+    asked: AtomicU64,
     pinned: PinnedBytes,
 }
 
+/// What a simulated device has of what a device has an end of.
+#[derive(Clone, Copy, Debug)]
+pub struct SimulatedLimits {
+    /// Bytes of memory.
+    pub bytes: usize,
+    /// Copies, launches and products. After so many the device is lost: all that follow fail.
+    pub operations: u64,
+}
+
+impl Default for SimulatedLimits {
+    /// As much memory as the host has, and no end of operations.
+    fn default() -> SimulatedLimits {
+        SimulatedLimits { bytes: usize::MAX, operations: u64::MAX }
+    }
+}
+
 impl Simulated {
-    /// With kernels made from `sources`, and as much memory as the host has.
-    pub(super) fn new(sources: &[KernelSource]) -> Result<Simulated, EngineError> {
-        Simulated::with_memory(usize::MAX, sources)
+    /// With kernels made from `sources`.
+    pub(super) fn new(limits: SimulatedLimits, sources: &[KernelSource]) -> Result<Simulated, EngineError> {
+        let (libraries, order, held) = (compile::libraries(sources)?, Mutex::default(), Mutex::default());
+        let (pinned, asked) = (PinnedBytes::default(), AtomicU64::new(0));
+        Ok(Simulated { libraries, order, limits, held, asked, pinned })
     }
 
-    /// The same with so many bytes of memory.
-    pub(super) fn with_memory(capacity: usize, sources: &[KernelSource]) -> Result<Simulated, EngineError> {
-        let (libraries, order, held) = (compile::libraries(sources)?, Mutex::default(), Mutex::default());
-        Ok(Simulated { libraries, order, capacity, held, pinned: PinnedBytes::default() })
+    /// Counts an operation, which fails if the device is lost.
+    fn ask(&self, what: impl Display) {
+        if self.asked.fetch_add(1, Ordering::Relaxed) >= self.limits.operations {
+            DeviceFailure::broken(what, "the device is lost, as it was told to be").raise();
+        }
     }
 
     /// Copies that run beside kernels are of pinned memory: others would not run beside them.
@@ -94,8 +117,8 @@ fn pointer(address: u64) -> *mut u8 {
 impl Accelerator for Simulated {
     fn allocate(&self, bytes: usize) -> Result<u64, String> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.capacity - *held < bytes {
-            return Err(format!("{held} bytes of {} are taken", self.capacity));
+        if self.limits.bytes - *held < bytes {
+            return Err(format!("{held} bytes of {} are taken", self.limits.bytes));
         }
         // SAFETY: the layout has a size that is not zero.
         let memory = unsafe { alloc(layout(bytes)) };
@@ -119,6 +142,9 @@ impl Accelerator for Simulated {
     }
 
     fn pin(&self, bytes: &[u8]) -> Result<(), String> {
+        if bytes.is_empty() {
+            return Err("nothing cannot be pinned".to_owned());
+        }
         self.pinned.insert(bytes);
         Ok(())
     }
@@ -128,6 +154,7 @@ impl Accelerator for Simulated {
     }
 
     fn upload(&self, stream: DeviceStream, memory: &DeviceMemory, first: usize, bytes: &[u8]) {
+        self.ask("a copy to the device");
         self.check_pinned(stream, bytes);
         self.order().operation(stream, "a copy to the device", [(memory.address(), Use::Write)].into_iter());
         // SAFETY: `DeviceMemory` has checked that the bytes lie in it, and those of the host are other memory.
@@ -135,6 +162,7 @@ impl Accelerator for Simulated {
     }
 
     fn download(&self, stream: DeviceStream, memory: &DeviceMemory, first: usize, bytes: &mut [u8]) {
+        self.ask("a copy to the host");
         self.check_pinned(stream, bytes);
         let mut order = self.order();
         order.operation(stream, "a copy to the host", [(memory.address(), Use::Read)].into_iter());
@@ -149,6 +177,7 @@ impl Accelerator for Simulated {
     }
 
     fn launch(&self, stream: DeviceStream, launch: &Launch) {
+        self.ask(format_args!("kernel `{}`", launch.name));
         let kernel = self.kernel(launch.module, launch.name);
         let uses = launch.operands().iter().map(|operand| (operand.address, operand.used));
         self.order().operation(stream, launch.name, uses);
@@ -179,6 +208,7 @@ impl Accelerator for Simulated {
     }
 
     fn multiply(&self, stream: DeviceStream, device: &Device, product: &DeviceProduct) {
+        self.ask("a product");
         let [rows, _, cols] = product.dims();
         let &DeviceProduct { c, a, b, accumulate } = product;
         let uses = [(c, Use::Write), (a, Use::Read), (b, Use::Read)];

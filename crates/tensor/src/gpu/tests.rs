@@ -6,7 +6,10 @@ use std::sync::Arc;
 
 use super::simulated::Simulated;
 use super::sources::{self, MODULES};
-use super::{Accelerator, Call, DeviceFailure, Gpu, KernelArgument, OperandKind, TwinTolerance, compare, on_device};
+use super::{
+    Accelerator, Call, DeviceFailure, Gpu, KernelArgument, OperandKind, SimulatedLimits, TwinTolerance, compare,
+    on_device,
+};
 use crate::cpu::grouped_swiglu::Widths;
 use crate::device::{Device, Engine};
 use crate::draws::{Draws, Purpose};
@@ -74,7 +77,7 @@ fn told_of_scale(right: &str, wrong: &str) -> String {
     let source = sources.iter_mut().find(|source| source.module == "elementwise").unwrap();
     assert!(source.text.contains(right), "{}", source.text);
     source.text = source.text.replace(right, wrong);
-    let engine: Arc<dyn Accelerator> = Arc::new(Simulated::new(&sources).unwrap());
+    let engine: Arc<dyn Accelerator> = Arc::new(Simulated::new(SimulatedLimits::default(), &sources).unwrap());
     let device = Device::accelerated(1, Gpu { engine, twin: Some(Device::new(1)) });
     let x = Tensor::from_slice(&device, &[3], &[1.0, 2.0, 3.0]);
     let mut out = Tensor::zeros(&device, &[3]);
@@ -147,7 +150,9 @@ fn one_unit_in_the_last_place_of_bf16_is_rounding() {
 /// Of a device with little memory: what waits for reuse makes room, and what tensors hold ends the run with a reason.
 #[test]
 fn memory_that_waits_makes_room() {
-    let engine = Arc::new(Simulated::with_memory(1 << 20, &sources::all()).unwrap());
+    let engine = Arc::new(
+        Simulated::new(SimulatedLimits { bytes: 1 << 20, ..SimulatedLimits::default() }, &sources::all()).unwrap(),
+    );
     let device = Device::accelerated(1, Gpu { engine, twin: None });
     let quarter = |n: usize| Tensor::zeros(&device, &[n << 16]);
     let first = quarter(1);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::sources::{self, KernelSource};
-use super::super::{Accelerator, Call, Gpu, KernelArgument, OperandKind};
+use super::super::{Accelerator, Call, Gpu, KernelArgument, OperandKind, SimulatedLimits};
 use super::Simulated;
 use crate::device::{Device, Engine};
 use crate::draws::{Draws, Purpose};
@@ -82,7 +82,7 @@ fn device() -> Arc<Device> {
     let mut sources = sources::all();
     sources.retain(|source| source.module == "stored");
     sources.push(KernelSource { module: "tile_products", text: TILES.to_owned() });
-    let engine: Arc<dyn Accelerator> = Arc::new(Simulated::new(&sources).unwrap());
+    let engine: Arc<dyn Accelerator> = Arc::new(Simulated::new(SimulatedLimits::default(), &sources).unwrap());
     Device::accelerated(1, Gpu { engine, twin: None })
 }
 
