@@ -31,8 +31,8 @@ pub(super) struct Backing {
     place: BackingStore,
     /// Where sums are added as a device adds them, and squared.
     scratch: Arc<Device>,
-    /// Of f32 and of bf16, a chunk through which sums come from a device.
-    bounce: [PinnedTensor; 2],
+    /// Of f32 and of bf16, a chunk through which sums come from a device with memory of its own.
+    bounce: Option<[PinnedTensor; 2]>,
 }
 
 #[derive(Debug)]
@@ -83,7 +83,7 @@ impl Backing {
                 BackingStore::Host { host: host.clone(), state, gradients }
             }
         };
-        let bounce = [Dtype::F32, Dtype::Bf16].map(chunk);
+        let bounce = device.has_own_memory().then(|| [Dtype::F32, Dtype::Bf16].map(chunk));
         Ok(Backing { place, scratch, bounce })
     }
 
@@ -159,13 +159,14 @@ impl Backing {
     fn chunk_of(&mut self, sums: &Tensor, from: Range<usize>, after: &DevicePoint) -> Tensor {
         let len = from.len();
         let mut chunk = Tensor::stale(&self.scratch, &[len], sums.dtype());
-        if !sums.device().has_own_memory() {
-            chunk.copy_part(0, sums, from);
-            return chunk;
+        match &mut self.bounce {
+            None => chunk.copy_part(0, sums, from),
+            Some([f32, bf16]) => {
+                let bounce = if sums.dtype() == Dtype::Bf16 { bf16 } else { f32 };
+                bounce.keep(0, sums, from, after);
+                bounce.fetch(&mut chunk, 0, 0..len, after);
+            }
         }
-        let bounce = &mut self.bounce[usize::from(sums.dtype() == Dtype::Bf16)];
-        bounce.keep(0, sums, from, after);
-        bounce.fetch(&mut chunk, 0, 0..len, after);
         chunk
     }
 

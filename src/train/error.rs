@@ -166,10 +166,10 @@ mod tests {
     /// As of one that holds more than memory.budget: what fits is looked for.
     #[test]
     fn a_device_without_room_is_a_budget_that_is_exceeded() {
-        let failure = DeviceFailure::NoRoom { bytes: 30, held: 100, reason: "it is full".to_owned() };
+        let failure = DeviceFailure::NoRoom { bytes: 3 << 19, held: 5 << 20, reason: "it is full".to_owned() };
         let error = Error::Device { rank: 2, place: "layer 1".into(), failure }.at(7, None);
-        let told = "step 7: rank 2, last in layer 1: the device has no room for 30 bytes more beside the 100 that tensors hold";
+        let told = "step 7: rank 2, last in layer 1: the device has no room for 1.50 MiB more beside the 5.00 that tensors hold";
         assert!(error.to_string().starts_with(told), "{error}");
-        assert_eq!(error.kind(), StopKind::Budget { limit: 100, peak: 130 });
+        assert_eq!(error.kind(), StopKind::Budget { limit: 5 << 20, peak: 13 << 19 });
     }
 }

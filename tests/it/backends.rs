@@ -147,19 +147,25 @@ fn a_device_that_fails_ends_the_run_and_costs_no_checkpoint() {
     shop.succeeds(&run("whole", "--set train.steps=4 --resume"));
     // With kernels made, if nobody has made them.
     shop.succeeds(&run("broken", "--set train.steps=2 --backend simulated --ranks 2"));
-    let home = shop.path("home");
+    let (home, other) = (shop.path("home"), shop.path("other"));
     break_kernels(&home, "attention");
+    break_kernels(&other, "stored");
 
-    let on = |arguments: &str| {
+    let at = |home: &Path, arguments: &str| {
         let mut command = shop.command(arguments);
-        finished(command.env("HOME", &home).output().unwrap())
+        finished(command.env("HOME", home).output().unwrap())
     };
+    let on = |arguments: &str| at(&home, arguments);
     let told = on(&run("broken", "--set train.steps=4 --backend simulated --ranks 2 --resume"));
     let words = ["step 3: rank ", "last in layer 0", "kernel `attention`", "--resume continues from", "step-000002"];
     told.failed(1, &words);
     let told = on("evaluate runs/broken/checkpoints/latest --backend simulated");
     told.failed(1, &["last in layer 0", "kernel `attention`"]);
     on("verify tiny.toml --ranks 1 --only dtype --set parallel.backend=simulated").failed(1, &["kernel `attention`"]);
+
+    // Before the first step, too, it is the run that fails, and not the request.
+    let told = at(&other, &run("never", "--backend simulated"));
+    told.failed(1, &["rank 0, before the model", "kernel `fill`", "no checkpoint had been written"]);
 
     shop.succeeds(&run("broken", "--set train.steps=4 --backend cpu --ranks 2 --resume"));
     let [whole, broken] = ["whole", "broken"].map(|name| shop.series(&format!("runs/{name}"), "loss"));
