@@ -23,7 +23,7 @@ use std::sync::Arc;
 use guildhall_comm::{Communicator, Completed, Error, Reduce, Request};
 use guildhall_tensor::{Cause, Device, Gradients, Input, Kept, Tape, Tensor, Var};
 
-use super::flight::{Flight, buffer, payload, received};
+use super::flight::{Flight, arriving, buffer, payload, received};
 
 /// For each rank of a group, the number of rows that this rank sends to it and receives from it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -76,8 +76,8 @@ fn exchange(
 ) -> Result<Flight, Error> {
     let (device, width) = (rows.device().clone(), rows.cols());
     let elements = |counts: &[usize]| counts.iter().map(|n| n * width).collect::<Vec<_>>();
-    let receive = buffer(&device, &[counts.receive.iter().sum(), width], rows.dtype());
-    let (send, receive) = ((payload(rows), elements(&counts.send)), (payload(receive), elements(&counts.receive)));
+    let receive = arriving(&device, &[counts.receive.iter().sum(), width], rows.dtype());
+    let (send, receive) = ((payload(rows), elements(&counts.send)), (receive, elements(&counts.receive)));
     let request = Request::all_to_all(send.0, send.1, receive.0, receive.1);
     Flight::start(group, &device, Cause::Communication, Request { site, ..request })
 }
@@ -104,16 +104,15 @@ pub fn start_gather_parts(
         for (place, &part) in own.iter().enumerate() {
             send.copy_part(place * size, x.value(), part * size..(part + 1) * size);
         }
-        let receive = buffer(&device, &shape, dtype);
-        let request = Request::all_gather(payload(send), payload(receive), elements.clone());
+        let request = Request::all_gather(payload(send), arriving(&device, &shape, dtype), elements.clone());
         Flight::start(group, &device, Cause::Communication, request)
     })?;
     let (group, own, received_shape) = (group.clone(), own.to_vec(), mine.clone());
     let way_back = WayBack {
         start: Box::new(move |gradient: Tensor| {
             let (device, gradient) = (gradient.device().clone(), gradient.into_dtype(dtype));
-            let receive = buffer(&device, &mine, dtype);
-            let request = Request::reduce_scatter(Reduce::Sum, payload(gradient), payload(receive), elements);
+            let receive = arriving(&device, &mine, dtype);
+            let request = Request::reduce_scatter(Reduce::Sum, payload(gradient), receive, elements);
             Flight::start(&group, &device, Cause::Communication, request)
         }),
         deliver: Box::new(move |device, done, gradients| {

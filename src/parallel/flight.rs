@@ -1,5 +1,6 @@
 //! Tensors as buffers of collectives, and back. In between they are no tensors, and counted all the same.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Completed, ElementKind, Error, Payload, Pending, Request, Span};
@@ -42,23 +43,47 @@ pub(crate) fn buffer(device: &Arc<Device>, shape: &[usize], dtype: Dtype) -> Ten
     Tensor::stale(device, shape, dtype)
 }
 
-/// What arrived; what was sent goes back to the device, whose next tensor of its size takes it.
+/// The same as a collective's buffer. Of a device with memory of its own there is nothing to bring over: it is the host's.
+pub(crate) fn arriving(device: &Arc<Device>, shape: &[usize], dtype: Dtype) -> Payload {
+    if device.has_own_memory() {
+        let (elements, range) = device.host_window(dtype, shape.iter().product());
+        return span(elements, range);
+    }
+    payload(buffer(device, shape, dtype))
+}
+
+/// What arrived; what was sent is given back.
 pub(crate) fn received(device: &Arc<Device>, shape: &[usize], done: Completed) -> Tensor {
     let _charge = device.charge(Cause::Communication);
-    if let Some(sent) = done.send {
-        drop(tensor(device, &[sent.len()], sent));
-    }
+    give_back(device, done.send);
     tensor(device, shape, done.recv)
+}
+
+/// Gives the device back what was sent, for its next tensor of that size. A device with memory of its own only copied it.
+pub(crate) fn give_back(device: &Arc<Device>, sent: Option<Payload>) {
+    match sent {
+        Some(sent) if device.has_own_memory() => {
+            elements(sent).into_iter().for_each(|(copy, _)| device.take_back(copy))
+        }
+        Some(sent) => drop(tensor(device, &[sent.len()], sent)),
+        None => {}
+    }
 }
 
 /// A tensor's memory as a collective's buffer, of the kind it is stored in; its size, where it is nothing more.
 pub(crate) fn payload(tensor: Tensor) -> Payload {
     let (kind, len) = (kind(tensor.dtype()), tensor.len());
     match tensor.into_window() {
-        Some((Elements::F32(data), range)) => Payload::F32(Span { data, range }),
-        Some((Elements::Bf16(data), range)) => Payload::Bf16(Span { data, range }),
-        Some((Elements::U32(data), range)) => Payload::U32(Span { data, range }),
+        Some((elements, range)) => span(elements, range),
         None => Payload::Opaque(kind, len),
+    }
+}
+
+fn span(elements: Elements, range: Range<usize>) -> Payload {
+    match elements {
+        Elements::F32(data) => Payload::F32(Span { data, range }),
+        Elements::Bf16(data) => Payload::Bf16(Span { data, range }),
+        Elements::U32(data) => Payload::U32(Span { data, range }),
     }
 }
 
@@ -72,14 +97,24 @@ fn kind(dtype: Dtype) -> ElementKind {
 
 /// A collective's buffer as a tensor again.
 pub(crate) fn tensor(device: &Arc<Device>, shape: &[usize], payload: Payload) -> Tensor {
-    let (elements, range) = match payload {
-        Payload::F32(Span { data, range }) => (Elements::F32(data), range),
-        Payload::Bf16(Span { data, range }) => (Elements::Bf16(data), range),
-        Payload::U32(Span { data, range }) => (Elements::U32(data), range),
-        Payload::Opaque(ElementKind::F32, _) => return Tensor::from_size(device, shape, Dtype::F32),
-        Payload::Opaque(ElementKind::Bf16, _) => return Tensor::from_size(device, shape, Dtype::Bf16),
-        Payload::Opaque(ElementKind::U32, _) => return Tensor::from_size(device, shape, Dtype::U32),
-        other => panic!("a collective of tensors returned {:?}", other.kind()),
+    let dtype = match payload.kind() {
+        ElementKind::F32 => Dtype::F32,
+        ElementKind::Bf16 => Dtype::Bf16,
+        ElementKind::U32 => Dtype::U32,
+        other => panic!("a collective of tensors returned {other:?}"),
     };
-    Tensor::from_window(device, shape, elements, range)
+    match elements(payload) {
+        Some((elements, range)) => Tensor::from_window(device, shape, elements, range),
+        None => Tensor::from_size(device, shape, dtype),
+    }
+}
+
+/// What a tensor may have of a buffer; nothing where there are only sizes.
+fn elements(payload: Payload) -> Option<(Elements, Range<usize>)> {
+    match payload {
+        Payload::F32(Span { data, range }) => Some((Elements::F32(data), range)),
+        Payload::Bf16(Span { data, range }) => Some((Elements::Bf16(data), range)),
+        Payload::U32(Span { data, range }) => Some((Elements::U32(data), range)),
+        _ => None,
+    }
 }

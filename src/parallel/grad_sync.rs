@@ -20,7 +20,7 @@ use guildhall_tensor::ops::SquareSums;
 use guildhall_tensor::{Cause, Device, Gradient, Tensor, to_host};
 
 use super::buckets::{Bucket, SyncPlan};
-use super::flight::{Flight, buffer, payload, tensor};
+use super::flight::{Flight, arriving, give_back, payload, tensor};
 use super::touched::{RowsUnderWay, TouchedRows, rows_here};
 use super::{Axis, Bucketing, Mesh, Packing, Parameters, Zero};
 
@@ -226,8 +226,8 @@ impl<'a> GradientSync<'a> {
         let gradients = join(&self.members(bucket), &packing);
         let (device, dtype) = (gradients.device().clone(), gradients.dtype());
         let request = if self.every_micro_batch() {
-            let arriving = buffer(&device, &[packing.counts[group.rank()]], dtype);
-            Request::reduce_scatter(Reduce::Sum, payload(gradients), payload(arriving), packing.counts)
+            let arriving = arriving(&device, &[packing.counts[group.rank()]], dtype);
+            Request::reduce_scatter(Reduce::Sum, payload(gradients), arriving, packing.counts)
         } else {
             Request::all_reduce(Reduce::Sum, payload(gradients))
         };
@@ -326,7 +326,7 @@ fn travels_as(bucket: &Bucket) -> Cause {
 /// The received tensor of a bucket. The send buffer goes back to the device for reuse.
 fn arrived(bucket: &Bucket, device: &Arc<Device>, done: Completed) -> Tensor {
     let _charge = device.charge(travels_as(bucket));
-    done.send.map(|sent| tensor(device, &[sent.len()], sent));
+    give_back(device, done.send);
     tensor(device, &[done.recv.len()], done.recv)
 }
 

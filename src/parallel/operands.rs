@@ -22,7 +22,7 @@ use guildhall_comm::{Communicator, Error, Reduce, Request};
 use guildhall_tensor::{Cause, Device, Dtype, Tensor, Var};
 
 use super::collectives::kept;
-use super::flight::{Flight, buffer, payload, received, tensor};
+use super::flight::{Flight, arriving, payload, received, tensor};
 
 type Group = Arc<dyn Communicator>;
 
@@ -144,17 +144,17 @@ pub fn all_gather(x: Tensor, rows: &[usize], group: &Group) -> Result<Tensor, Er
     let (device, width) = (x.device().clone(), x.cols());
     assert_eq!(x.rows(), rows[group.rank()], "the rows of rank {}", group.rank());
     let shape = [rows.iter().sum(), width];
-    let (counts, receive) = (rows.iter().map(|rows| rows * width).collect(), buffer(&device, &shape, x.dtype()));
-    travel(group, &device, &shape, Request::all_gather(payload(x), payload(receive), counts))
+    let (counts, receive) = (rows.iter().map(|rows| rows * width).collect(), arriving(&device, &shape, x.dtype()));
+    travel(group, &device, &shape, Request::all_gather(payload(x), receive, counts))
 }
 
 fn reduce_scatter(x: Tensor, wire: &Wire) -> Result<Tensor, Error> {
     let (device, width, rows) = (x.device().clone(), x.cols(), &wire.rows);
     assert_eq!(x.rows(), rows.iter().sum::<usize>(), "the rows of all ranks");
     let shape = [rows[wire.group.rank()], width];
-    let (counts, receive) = (rows.iter().map(|rows| rows * width).collect(), buffer(&device, &shape, wire.dtype));
+    let (counts, receive) = (rows.iter().map(|rows| rows * width).collect(), arriving(&device, &shape, wire.dtype));
     let send = payload(x.into_dtype(wire.dtype));
-    travel(&wire.group, &device, &shape, Request::reduce_scatter(Reduce::Sum, send, payload(receive), counts))
+    travel(&wire.group, &device, &shape, Request::reduce_scatter(Reduce::Sum, send, receive, counts))
 }
 
 fn travel(group: &Group, device: &Arc<Device>, shape: &[usize], request: Request) -> Result<Tensor, Error> {

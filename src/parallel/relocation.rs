@@ -15,7 +15,7 @@ use std::sync::Arc;
 use guildhall_comm::{Communicator, Error, Request};
 use guildhall_tensor::{Cause, Tensor};
 
-use super::flight::{Flight, buffer, payload, received};
+use super::flight::{Flight, arriving, buffer, payload, received};
 use super::{Axis, ExpertTable, Mesh, share};
 
 /// What changes between two tables.
@@ -96,8 +96,8 @@ impl Relocation {
             place += passage.len;
         }
         let shape = [receive_counts.iter().sum()];
-        let receive = buffer(&device, &shape, tensor.dtype());
-        let request = Request::all_to_all(payload(send), send_counts, payload(receive), receive_counts);
+        let receive = arriving(&device, &shape, tensor.dtype());
+        let request = Request::all_to_all(payload(send), send_counts, receive, receive_counts);
         let arrived =
             received(&device, &shape, Flight::start(&self.world, &device, Cause::Communication, request)?.wait()?);
         let mut place = 0;

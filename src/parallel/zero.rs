@@ -9,7 +9,7 @@ use std::sync::Arc;
 use guildhall_comm::{Communicator, Error, Request};
 use guildhall_tensor::{Cause, Dtype, Tensor, Value};
 
-use super::flight::{Flight, payload, tensor};
+use super::flight::{Flight, give_back, payload, tensor};
 use super::{Mesh, Packing, Parameters, SyncPlan, Zero};
 
 /// After an update of shares: makes weights whole again where all ranks keep the whole; frozen ones have stayed so. A
@@ -82,8 +82,7 @@ impl Gathering {
         let Gathering { values, packing, flight } = self;
         let (device, done) = (values[0].device(), flight.wait()?);
         let _charge = device.charge(Cause::Parameters);
-        // What was sent goes back to the device for reuse.
-        done.send.map(|sent| tensor(&device, &[sent.len()], sent));
+        give_back(&device, done.send);
         if let [one] = &values[..] {
             one.put(tensor(&device, &one.shape(), done.recv));
             return Ok(());

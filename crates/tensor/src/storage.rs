@@ -32,15 +32,22 @@ pub(crate) struct Allocation {
     device: Arc<Device>,
 }
 
-/// Host memory for `len` elements, and their window in it.
-fn take_window(device: &Device, dtype: Dtype, len: usize) -> (Elements, Range<usize>) {
-    let elements = device.take(dtype, len);
-    let window = match &elements {
-        Elements::F32(data) => aligned_window(data, len),
-        Elements::Bf16(data) => aligned_window(data, len),
-        Elements::U32(data) => aligned_window(data, len),
-    };
-    (elements, window)
+impl Device {
+    /// Host memory for `len` elements, of whatever it last held, and their window in it. No account counts it.
+    pub fn host_window(&self, dtype: Dtype, len: usize) -> (Elements, Range<usize>) {
+        let elements = self.take(dtype, len);
+        let window = match &elements {
+            Elements::F32(data) => aligned_window(data, len),
+            Elements::Bf16(data) => aligned_window(data, len),
+            Elements::U32(data) => aligned_window(data, len),
+        };
+        (elements, window)
+    }
+
+    /// Takes host memory back, for whoever needs some next.
+    pub fn take_back(&self, elements: Elements) {
+        self.give(elements);
+    }
 }
 
 impl Allocation {
@@ -48,7 +55,7 @@ impl Allocation {
     pub(crate) fn stale(device: &Arc<Device>, dtype: Dtype, len: usize) -> Allocation {
         let storage = match device.engine() {
             Engine::Host => {
-                let (elements, window) = take_window(device, dtype, len);
+                let (elements, window) = device.host_window(dtype, len);
                 Storage::Host(elements, window)
             }
             Engine::Accelerator(gpu) => {
@@ -115,7 +122,7 @@ impl Allocation {
         match &mut self.storage {
             Storage::Host(elements, window) => Some((elements.take(), window.clone())),
             Storage::Accelerator(..) => {
-                let (mut elements, window) = take_window(&self.device, dtype, len);
+                let (mut elements, window) = self.device.host_window(dtype, len);
                 self.memory().read(0, elements.stored().part(window.clone()).bytes());
                 Some((elements, window))
             }

@@ -114,13 +114,14 @@ fn done<T, E: LibraryError>(result: Result<T, E>, what: impl Display) -> T {
 
 #[derive(Debug)]
 pub(super) struct Cuda {
+    // Dropped before its stream and the context.
+    products: Mutex<BlasHandle>,
     context: Arc<CudaContext>,
     /// By [`DeviceStream`].
     streams: Vec<Arc<CudaStream>>,
     modules: BTreeMap<&'static str, Arc<CudaModule>>,
     /// By name, those that have been launched.
     functions: Mutex<HashMap<&'static str, CudaFunction>>,
-    products: Mutex<BlasHandle>,
     pinned: PinnedBytes,
     blocks: u32,
 }
@@ -161,6 +162,11 @@ impl Cuda {
         // SAFETY: both are there for as long as the engine is.
         let set = unsafe { blas::set_stream(products.0, streams[DeviceStream::Compute as usize].cu_stream().cast()) };
         set.map_err(|error| failed("giving cuBLAS its stream", error))?;
+        // Sums are f32 where they are taken in parts, too.
+        let mode = blas_sys::cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+        // SAFETY: the handle is there.
+        let set = unsafe { blas_sys::cublasSetMathMode(products.0, mode) }.result();
+        set.map_err(|error| failed("having cuBLAS sum in f32", error))?;
         let (functions, products, blocks) = (Mutex::default(), Mutex::new(products), processors as u32 * BLOCKS_EACH);
         Ok(Cuda { context, streams, modules, functions, products, pinned: PinnedBytes::default(), blocks })
     }

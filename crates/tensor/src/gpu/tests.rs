@@ -147,6 +147,12 @@ fn one_unit_in_the_last_place_of_bf16_is_rounding() {
     assert_eq!([0, 1, 2, 3].map(beyond), [false, false, true, true]);
 }
 
+#[test]
+#[should_panic(expected = "the host does not have this device's elements")]
+fn the_host_reaches_no_elements_of_a_device() {
+    Tensor::zeros(&Device::simulated(1).unwrap(), &[2]).f32s();
+}
+
 /// Of a device with little memory: what waits for reuse makes room, and what tensors hold ends the run with a reason.
 #[test]
 fn memory_that_waits_makes_room() {
