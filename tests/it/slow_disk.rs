@@ -12,9 +12,9 @@ use crate::program::{RECIPE, Running, Workshop, damage, wait_until};
 /// A rank writes some 4.7 MB.
 const LARGE: &str = "--set model.d_model=64 --set moe.d_expert=512";
 const BYTES_PER_S: u64 = 1_000_000;
-/// So that a rank that is away for as long as a write takes is missed.
+/// So that a rank that is away for as long as a write takes is missed, and the disk is slow before the first checkpoint.
 const OPTIONS: &str = "--ranks 2 --set parallel.expert=2 --set parallel.timeout_s=3 --set train.eval_every=0 \
-                       --set train.checkpoint_every=4 --set train.steps=9 --set run.dir=disk/run";
+                       --set train.checkpoint_every=24 --set train.steps=49 --set run.dir=disk/run";
 
 /// Undone when dropped.
 struct SlowDisk {
@@ -95,13 +95,13 @@ fn a_slow_disk_times_no_rank_out() {
         slow.iter().for_each(|&rank| disk.slow_down(&run, rank));
         let ended = run.wait();
         assert_eq!(ended.code, Some(0), "{slow:?} {manner}: {}", ended.err);
-        for step in [4, 8, 9] {
+        for step in [24, 48, 49] {
             assert_eq!(damage(&shop.checkpoint("disk/run", step)), None, "{slow:?} {manner}");
         }
         let took = shop.series("disk/run", "seconds").into_iter().map(|seconds| seconds.as_f64().unwrap());
         let took: Vec<f64> = took.collect();
-        // Between the lines of steps 4 and 5 a run that waits has written a checkpoint; another takes its steps meanwhile.
-        let waited = took[4] - took[3];
+        // Between the lines of steps 24 and 25 a run that waits has written a checkpoint; another takes its steps meanwhile.
+        let waited = took[24] - took[23];
         assert_eq!(waited < 2.5, goes_on, "{slow:?} {manner}: {waited} s");
         assert_eq!(shop.series("disk/run", "loss"), shop.series("quick", "loss"));
         drop(disk);
