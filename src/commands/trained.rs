@@ -55,10 +55,11 @@ impl Trained {
         f: impl Fn(&Model, &Mesh, &Rank) -> Result<T, Error> + Sync,
     ) -> Result<T, CommandFailure> {
         let results = self.process.run(&self.config.parallel, |rank| {
-            let load = || trained(&rank, &self.config, &self.source);
-            let loaded = Error::or_of_device(&rank, load);
-            let (model, mesh) = loaded.map_err(Error::before_the_first_step)?;
-            Error::or_of_device(&rank, || f(&model, &mesh, &rank))
+            Error::or_of_device(&rank, || {
+                let loaded = trained(&rank, &self.config, &self.source);
+                let (model, mesh) = loaded.map_err(Error::before_the_first_step)?;
+                f(&model, &mesh, &rank)
+            })
         });
         match results {
             Ok(values) => Ok(values.into_iter().next().expect("a process has a rank")),

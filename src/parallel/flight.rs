@@ -62,9 +62,7 @@ pub(crate) fn received(device: &Arc<Device>, shape: &[usize], done: Completed) -
 /// Gives the device back what was sent, for its next tensor of that size. A device with memory of its own only copied it.
 pub(crate) fn give_back(device: &Arc<Device>, sent: Option<Payload>) {
     match sent {
-        Some(sent) if device.has_own_memory() => {
-            elements(sent).into_iter().for_each(|(copy, _)| device.take_back(copy))
-        }
+        Some(sent) if device.has_own_memory() => elements(sent).into_iter().for_each(|(copy, _)| device.give(copy)),
         Some(sent) => drop(tensor(device, &[sent.len()], sent)),
         None => {}
     }

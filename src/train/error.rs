@@ -120,10 +120,10 @@ impl Error {
         on_device(work).unwrap_or_else(failed)
     }
 
-    /// What was met with before the first step. That ranks do not reach each other, or a device fails, is no wrong request.
+    /// What was met with before the first step. That ranks do not reach each other is no wrong request.
     pub(crate) fn before_the_first_step(self) -> Error {
         match self {
-            Error::Comm(_) | Error::Checkpoint(checkpoint::Error::Comm(_)) | Error::Device { .. } => self,
+            Error::Comm(_) | Error::Checkpoint(checkpoint::Error::Comm(_)) => self,
             error => Error::Start(Box::new(error)),
         }
     }

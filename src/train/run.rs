@@ -90,11 +90,13 @@ pub fn train(process: &Process, begun: Begun) -> Result<Outcome, RunFailure<Stop
     let (routings, budget) = (Arc::new(routings), budget(&job.config, process.neighbours()));
     let outcomes = process.run(&job.config.parallel, |rank| {
         budget.iter().for_each(|&bytes| rank.device.account().limit(bytes));
-        let mut run = Loop::new(rank.clone(), job, data, &routings)?;
-        if is_quiet {
-            run.screen.progress = Progress::silent();
-        }
-        Error::or_of_device(&rank, || run.run(interrupted))
+        Error::or_of_device(&rank.clone(), || {
+            let mut run = Loop::new(rank, job, data, &routings)?;
+            if is_quiet {
+                run.screen.progress = Progress::silent();
+            }
+            run.run(interrupted)
+        })
     })?;
     Ok(outcomes.into_iter().next().expect("a process has a rank"))
 }
@@ -125,8 +127,7 @@ struct Loop<'a> {
 
 impl<'a> Loop<'a> {
     fn new(rank: Rank, job: &'a Job, data: &'a Data, routings: &Arc<Routings>) -> Result<Loop<'a>, Error> {
-        let set_up = Error::or_of_device(&rank.clone(), || Loop::set_up(rank, job, data, routings));
-        set_up.map_err(Error::before_the_first_step)
+        Loop::set_up(rank, job, data, routings).map_err(Error::before_the_first_step)
     }
 
     fn set_up(rank: Rank, job: &'a Job, data: &'a Data, routings: &Arc<Routings>) -> Result<Loop<'a>, Error> {

@@ -44,16 +44,16 @@ fn write_catalogues(folder: &Path) {
 
 #[test]
 fn every_recipe_trains_for_two_steps() {
-    train_every_recipe("cpu", 512);
+    train_every_recipe("cpu");
 }
 
 /// Every kernel runs a second time, on the CPU, to be compared.
 #[test]
 fn every_recipe_trains_for_two_steps_on_accelerators_kernels() {
-    train_every_recipe("simulated", 512);
+    train_every_recipe("simulated");
 }
 
-fn train_every_recipe(backend: &str, batch_tokens: usize) {
+fn train_every_recipe(backend: &str) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = tempfile::tempdir().unwrap();
     let within = |folder: &str| root.join(folder).read_dir().unwrap().map(|entry| entry.unwrap().path());
@@ -70,7 +70,7 @@ fn train_every_recipe(backend: &str, batch_tokens: usize) {
             .env("GUILDHALL_CATALOGUES", folder.path().join("locale"))
             .arg("train")
             .arg(&recipe)
-            .args(["--backend", backend, "--set", &format!("train.batch_tokens={batch_tokens}")])
+            .args(["--backend", backend, "--set", "train.batch_tokens=512"])
             .args(["--set", "train.steps=2", "--set", "train.warmup_steps=1"])
             .args(["--set", "train.eval_every=2", "--set", "train.eval_rows=2", "--set", "data.max_bytes=400000"])
             .args(["--set", "data.held_out=0.1"])

@@ -67,9 +67,12 @@ pub struct Excess {
     pub held: [u64; Cause::ALL.len()],
 }
 
+pub(crate) fn mib(bytes: u64) -> f64 {
+    bytes as f64 / (1 << 20) as f64
+}
+
 impl fmt::Display for Excess {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
         let (cause, total) = (self.cause.name(), self.held.iter().sum());
         write!(f, "{:.2} MiB more for {cause} made {:.2} MiB", mib(self.asked), mib(total))?;
         write!(f, " of at most {:.2} MiB:", mib(self.limit))?;

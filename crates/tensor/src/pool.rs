@@ -84,8 +84,8 @@ impl Device {
         self.give(Elements::F32(data));
     }
 
-    /// Takes memory back. An empty vector is one whose memory went elsewhere.
-    pub(crate) fn give(&self, elements: Elements) {
+    /// Takes host memory back. An empty vector is one whose memory went elsewhere.
+    pub fn give(&self, elements: Elements) {
         let mut free = self.free();
         let round = free.round;
         match elements {

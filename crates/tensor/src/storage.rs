@@ -43,11 +43,6 @@ impl Device {
         };
         (elements, window)
     }
-
-    /// Takes host memory back, for whoever needs some next.
-    pub fn take_back(&self, elements: Elements) {
-        self.give(elements);
-    }
 }
 
 impl Allocation {

@@ -71,15 +71,17 @@ pub(super) fn kept(
     // Ranks and programs that start together need the same: one makes it, the others wait.
     let lock = File::create(cache.join("lock")).map_err(failed)?;
     lock.lock().map_err(failed)?;
-    if !folder.exists() {
+    let is_new = !folder.exists();
+    if is_new {
         let draft = folder.with_extension("draft");
         write_sources(&draft, sources).map_err(failed)?;
         make(&draft)?;
         fs::rename(&draft, &folder).map_err(failed)?;
-        note_use(&folder);
-        remove_unused(&cache, SystemTime::now());
     }
     note_use(&folder);
+    if is_new {
+        remove_unused(&cache, SystemTime::now());
+    }
     Ok(folder)
 }
 

@@ -6,6 +6,8 @@
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use crate::account::mib;
+
 /// Why a device did not do what it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceFailure {
@@ -37,8 +39,4 @@ pub fn on_device<R>(run: impl FnOnce() -> R) -> Result<R, DeviceFailure> {
         Ok(failure) => *failure,
         Err(panic) => resume_unwind(panic),
     })
-}
-
-fn mib(bytes: u64) -> f64 {
-    bytes as f64 / (1 << 20) as f64
 }

@@ -27,6 +27,10 @@ impl DeviceMemory {
         self.bytes
     }
 
+    fn check(&self, first: usize, bytes: &[u8]) {
+        assert!(first + bytes.len() <= self.bytes, "bytes {first} + {} of {}", bytes.len(), self.bytes);
+    }
+
     /// What it holds is of no use any more.
     pub(crate) fn forget(&self) {
         self.engine.forget(self);
@@ -34,7 +38,7 @@ impl DeviceMemory {
 
     /// Writes bytes from `first` on. Comes after the kernels before it, and does not wait.
     pub(crate) fn write(&self, first: usize, bytes: &[u8]) {
-        assert!(first + bytes.len() <= self.bytes, "bytes {first} + {} of {}", bytes.len(), self.bytes);
+        self.check(first, bytes);
         if !bytes.is_empty() {
             self.engine.upload(DeviceStream::Compute, self, first, bytes);
         }
@@ -42,7 +46,7 @@ impl DeviceMemory {
 
     /// Reads bytes from `first` on: waits for the kernels before it.
     pub(crate) fn read(&self, first: usize, bytes: &mut [u8]) {
-        assert!(first + bytes.len() <= self.bytes, "bytes {first} + {} of {}", bytes.len(), self.bytes);
+        self.check(first, bytes);
         if bytes.is_empty() {
             return;
         }
@@ -54,7 +58,7 @@ impl DeviceMemory {
 
     /// Reads the first bytes as what was launched leaves them, for who checks results.
     pub(crate) fn look(&self, bytes: &mut [u8]) {
-        assert!(bytes.len() <= self.bytes, "{} bytes of {}", bytes.len(), self.bytes);
+        self.check(0, bytes);
         if !bytes.is_empty() {
             self.engine.look(self, bytes);
         }
@@ -62,7 +66,7 @@ impl DeviceMemory {
 
     /// Writes pinned bytes from `first` on, after what comes before `after`, and returns when they are there.
     pub(crate) fn fetch(&self, first: usize, bytes: &[u8], after: &Event) {
-        assert!(first + bytes.len() <= self.bytes, "bytes {first} + {} of {}", bytes.len(), self.bytes);
+        self.check(first, bytes);
         if !bytes.is_empty() {
             self.engine.wait(DeviceStream::Fetch, after);
             self.engine.upload(DeviceStream::Fetch, self, first, bytes);
@@ -72,7 +76,7 @@ impl DeviceMemory {
 
     /// Reads into pinned bytes from `first` on, after what comes before `after`, and returns when they are there.
     pub(crate) fn keep(&self, first: usize, bytes: &mut [u8], after: &Event) {
-        assert!(first + bytes.len() <= self.bytes, "bytes {first} + {} of {}", bytes.len(), self.bytes);
+        self.check(first, bytes);
         if !bytes.is_empty() {
             self.engine.wait(DeviceStream::Keep, after);
             self.engine.download(DeviceStream::Keep, self, first, bytes);

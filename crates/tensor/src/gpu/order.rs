@@ -20,11 +20,11 @@ pub(crate) enum DeviceStream {
 }
 
 impl DeviceStream {
-    pub(super) const ALL: [DeviceStream; STREAMS] =
+    pub(super) const ALL: [DeviceStream; 4] =
         [DeviceStream::Compute, DeviceStream::Copy, DeviceStream::Fetch, DeviceStream::Keep];
 }
 
-const STREAMS: usize = 4;
+const STREAMS: usize = DeviceStream::ALL.len();
 
 /// How far each stream is known to be: a point in a stream that another can wait for.
 #[derive(Clone, Copy, Debug, Default)]
