@@ -76,8 +76,8 @@ fn exchange(
 ) -> Result<Flight, Error> {
     let (device, width) = (rows.device().clone(), rows.cols());
     let elements = |counts: &[usize]| counts.iter().map(|n| n * width).collect::<Vec<_>>();
-    let receive = arriving(&device, &[counts.receive.iter().sum(), width], rows.dtype());
-    let (send, receive) = ((payload(rows), elements(&counts.send)), (receive, elements(&counts.receive)));
+    let receive = arriving(group, &device, &[counts.receive.iter().sum(), width], rows.dtype());
+    let (send, receive) = ((payload(group, rows), elements(&counts.send)), (receive, elements(&counts.receive)));
     let request = Request::all_to_all(send.0, send.1, receive.0, receive.1);
     Flight::start(group, &device, Cause::Communication, Request { site, ..request })
 }
@@ -104,15 +104,16 @@ pub fn start_gather_parts(
         for (place, &part) in own.iter().enumerate() {
             send.copy_part(place * size, x.value(), part * size..(part + 1) * size);
         }
-        let request = Request::all_gather(payload(send), arriving(&device, &shape, dtype), elements.clone());
+        let request =
+            Request::all_gather(payload(group, send), arriving(group, &device, &shape, dtype), elements.clone());
         Flight::start(group, &device, Cause::Communication, request)
     })?;
     let (group, own, received_shape) = (group.clone(), own.to_vec(), mine.clone());
     let way_back = WayBack {
         start: Box::new(move |gradient: Tensor| {
             let (device, gradient) = (gradient.device().clone(), gradient.into_dtype(dtype));
-            let receive = arriving(&device, &mine, dtype);
-            let request = Request::reduce_scatter(Reduce::Sum, payload(gradient), receive, elements);
+            let receive = arriving(&group, &device, &mine, dtype);
+            let request = Request::reduce_scatter(Reduce::Sum, payload(&group, gradient), receive, elements);
             Flight::start(&group, &device, Cause::Communication, request)
         }),
         deliver: Box::new(move |device, done, gradients| {

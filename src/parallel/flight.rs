@@ -1,10 +1,13 @@
 //! Tensors as buffers of collectives, and back. In between they are no tensors, and counted all the same.
 
+use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Completed, ElementKind, Error, Payload, Pending, Request, Span};
 use guildhall_tensor::{Cause, Device, Dtype, Elements, Held, Tensor};
+
+use super::lent::LentBuffer;
 
 /// A collective under way, whose buffers count as this rank's until it is over.
 pub(crate) struct Flight {
@@ -43,13 +46,14 @@ pub(crate) fn buffer(device: &Arc<Device>, shape: &[usize], dtype: Dtype) -> Ten
     Tensor::stale(device, shape, dtype)
 }
 
-/// The same as a collective's buffer. Of a device with memory of its own there is nothing to bring over: it is the host's.
-pub(crate) fn arriving(device: &Arc<Device>, shape: &[usize], dtype: Dtype) -> Payload {
-    if device.has_own_memory() {
+/// The same as a buffer of the group's collective. Of a device whose memory the group does not move there is nothing to bring
+/// over: it is the host's.
+pub(crate) fn arriving(group: &Arc<dyn Communicator>, device: &Arc<Device>, shape: &[usize], dtype: Dtype) -> Payload {
+    if device.has_own_memory() && !group.moves_devices() {
         let (elements, range) = device.host_window(dtype, shape.iter().product());
         return span(elements, range);
     }
-    payload(buffer(device, shape, dtype))
+    payload(group, buffer(device, shape, dtype))
 }
 
 /// What arrived; what was sent is given back.
@@ -59,18 +63,23 @@ pub(crate) fn received(device: &Arc<Device>, shape: &[usize], done: Completed) -
     tensor(device, shape, done.recv)
 }
 
-/// Gives the device back what was sent, for its next tensor of that size. A device with memory of its own only copied it.
+/// Gives the device back what was sent, for its next tensor of that size. Of a device with memory of its own it may be a copy.
 pub(crate) fn give_back(device: &Arc<Device>, sent: Option<Payload>) {
     match sent {
-        Some(sent) if device.has_own_memory() => elements(sent).into_iter().for_each(|(copy, _)| device.give(copy)),
+        Some(sent) if device.has_own_memory() && sent.is_on_host() => {
+            elements(sent).into_iter().for_each(|(copy, _)| device.give(copy));
+        }
         Some(sent) => drop(tensor(device, &[sent.len()], sent)),
         None => {}
     }
 }
 
-/// A tensor's memory as a collective's buffer, of the kind it is stored in; its size, where it is nothing more.
-pub(crate) fn payload(tensor: Tensor) -> Payload {
+/// A tensor's memory as a buffer of the group's collective, of the kind it is stored in; its size, where it is nothing more.
+pub(crate) fn payload(group: &Arc<dyn Communicator>, tensor: Tensor) -> Payload {
     let (kind, len) = (kind(tensor.dtype()), tensor.len());
+    if tensor.device().has_own_memory() && group.moves_devices() {
+        return Payload::Device(kind, len, Box::new(LentBuffer(tensor.into_lent())));
+    }
     match tensor.into_window() {
         Some((elements, range)) => span(elements, range),
         None => Payload::Opaque(kind, len),
@@ -101,6 +110,14 @@ pub(crate) fn tensor(device: &Arc<Device>, shape: &[usize], payload: Payload) ->
         ElementKind::U32 => Dtype::U32,
         other => panic!("a collective of tensors returned {other:?}"),
     };
+    let payload = match payload {
+        Payload::Device(.., buffer) => {
+            let buffer: Box<dyn Any> = buffer;
+            let LentBuffer(lent) = *buffer.downcast().expect("a rank gets back what it lent");
+            return lent.into_tensor(shape);
+        }
+        other => other,
+    };
     match elements(payload) {
         Some((elements, range)) => Tensor::from_window(device, shape, elements, range),
         None => Tensor::from_size(device, shape, dtype),
@@ -114,5 +131,44 @@ fn elements(payload: Payload) -> Option<(Elements, Range<usize>)> {
         Payload::Bf16(Span { data, range }) => Some((Elements::Bf16(data), range)),
         Payload::U32(Span { data, range }) => Some((Elements::U32(data), range)),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use guildhall_comm::{messages, threads};
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
+    /// The numbers of two ranks on simulated devices, gathered by each, and whether they stayed in devices' memory.
+    #[track_caller]
+    fn check(world: Vec<Arc<dyn Communicator>>, stays: bool) {
+        let ranks = threads::run_on(world, |group| {
+            let device = Device::simulated(1).expect("a C++ compiler");
+            let own = Tensor::filled(&device, &[3], 1.0 + group.rank() as f32);
+            let (send, receive) = (payload(&group, own), arriving(&group, &device, &[6], Dtype::F32));
+            let lent = [&send, &receive].map(|lent| matches!(lent, Payload::Device(..)));
+            let request = Request::all_gather(send, receive, vec![3; 2]);
+            let done = Flight::start(&group, &device, Cause::Communication, request)?.wait()?;
+            Ok::<_, Error>((received(&device, &[6], done).to_vec(), lent))
+        });
+        for rank in ranks {
+            let (numbers, lent) = rank.unwrap_or_else(|failure| panic!("{failure}"));
+            assert_eq!((&numbers[..], lent), (&[1.0, 1.0, 1.0, 2.0, 2.0, 2.0][..], [stays; 2]));
+        }
+    }
+
+    #[test]
+    fn devices_of_threads_copy_from_each_other() {
+        check(threads::world(2, threads::Options { timeout: TIMEOUT }), true);
+    }
+
+    #[test]
+    fn messages_go_by_way_of_the_host() {
+        check(messages::local(2).into_iter().map(|post| messages::world(post, TIMEOUT)).collect(), false);
     }
 }

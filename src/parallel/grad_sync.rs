@@ -226,10 +226,10 @@ impl<'a> GradientSync<'a> {
         let gradients = join(&self.members(bucket), &packing);
         let (device, dtype) = (gradients.device().clone(), gradients.dtype());
         let request = if self.every_micro_batch() {
-            let arriving = arriving(&device, &[packing.counts[group.rank()]], dtype);
-            Request::reduce_scatter(Reduce::Sum, payload(gradients), arriving, packing.counts)
+            let arriving = arriving(group, &device, &[packing.counts[group.rank()]], dtype);
+            Request::reduce_scatter(Reduce::Sum, payload(group, gradients), arriving, packing.counts)
         } else {
-            Request::all_reduce(Reduce::Sum, payload(gradients))
+            Request::all_reduce(Reduce::Sum, payload(group, gradients))
         };
         Ok(StartedBucket::Whole(Flight::start(group, &device, travels_as(bucket), request)?))
     }

@@ -12,6 +12,7 @@ mod degrees;
 mod experts;
 mod flight;
 mod grad_sync;
+mod lent;
 mod mesh;
 mod migration;
 mod nodes;

@@ -126,7 +126,7 @@ fn identity(x: Tensor, _: &Wire) -> Result<Tensor, Error> {
 
 fn all_reduce(x: Tensor, wire: &Wire) -> Result<Tensor, Error> {
     let (device, shape) = (x.device().clone(), x.shape().to_vec());
-    let request = Request::all_reduce(Reduce::Sum, payload(x.into_dtype(wire.dtype)));
+    let request = Request::all_reduce(Reduce::Sum, payload(&wire.group, x.into_dtype(wire.dtype)));
     // In its own memory, which is lent by nobody.
     let flight = Flight::start(&wire.group, &device, Cause::Activations, request)?;
     Ok(tensor(&device, &shape, flight.wait()?.recv))
@@ -144,16 +144,18 @@ pub fn all_gather(x: Tensor, rows: &[usize], group: &Group) -> Result<Tensor, Er
     let (device, width) = (x.device().clone(), x.cols());
     assert_eq!(x.rows(), rows[group.rank()], "the rows of rank {}", group.rank());
     let shape = [rows.iter().sum(), width];
-    let (counts, receive) = (rows.iter().map(|rows| rows * width).collect(), arriving(&device, &shape, x.dtype()));
-    travel(group, &device, &shape, Request::all_gather(payload(x), receive, counts))
+    let (counts, receive) =
+        (rows.iter().map(|rows| rows * width).collect(), arriving(group, &device, &shape, x.dtype()));
+    travel(group, &device, &shape, Request::all_gather(payload(group, x), receive, counts))
 }
 
 fn reduce_scatter(x: Tensor, wire: &Wire) -> Result<Tensor, Error> {
     let (device, width, rows) = (x.device().clone(), x.cols(), &wire.rows);
     assert_eq!(x.rows(), rows.iter().sum::<usize>(), "the rows of all ranks");
     let shape = [rows[wire.group.rank()], width];
-    let (counts, receive) = (rows.iter().map(|rows| rows * width).collect(), arriving(&device, &shape, wire.dtype));
-    let send = payload(x.into_dtype(wire.dtype));
+    let (counts, receive) =
+        (rows.iter().map(|rows| rows * width).collect(), arriving(&wire.group, &device, &shape, wire.dtype));
+    let send = payload(&wire.group, x.into_dtype(wire.dtype));
     travel(&wire.group, &device, &shape, Request::reduce_scatter(Reduce::Sum, send, receive, counts))
 }
 

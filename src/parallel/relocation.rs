@@ -96,8 +96,8 @@ impl Relocation {
             place += passage.len;
         }
         let shape = [receive_counts.iter().sum()];
-        let receive = arriving(&device, &shape, tensor.dtype());
-        let request = Request::all_to_all(payload(send), send_counts, receive, receive_counts);
+        let receive = arriving(&self.world, &device, &shape, tensor.dtype());
+        let request = Request::all_to_all(payload(&self.world, send), send_counts, receive, receive_counts);
         let arrived =
             received(&device, &shape, Flight::start(&self.world, &device, Cause::Communication, request)?.wait()?);
         let mut place = 0;

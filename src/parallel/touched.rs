@@ -99,7 +99,7 @@ impl RowsUnderWay {
             gradient.rows_by_id(&ids, first)
         };
         debug_assert_eq!(nonzeros(&gradient), nonzeros(&rows), "a row without a reader has a gradient");
-        let request = Request::all_reduce(Reduce::Sum, payload(rows));
+        let request = Request::all_reduce(Reduce::Sum, payload(group, rows));
         let flight = Flight::start(group, &device, Cause::Communication, request)?;
         Ok(RowsUnderWay { flight, gradient, ids, first })
     }

@@ -69,7 +69,7 @@ impl Gathering {
             [one] if !one.is_parted() => one.take(),
             _ => Tensor::stale(&device, &[packing.len()], dtype),
         };
-        let request = Request::all_gather(payload(own), payload(all), packing.counts.clone());
+        let request = Request::all_gather(payload(holders, own), payload(holders, all), packing.counts.clone());
         let flight = Flight::start(holders, &device, Cause::Parameters, request)?;
         Ok(Gathering { values, packing, flight })
     }

@@ -6,10 +6,10 @@ use std::path::Path;
 use std::process::Command;
 use std::{env, fs};
 
-use guildhall::launch::Rank;
+use guildhall::launch::{self, Rank};
 use guildhall::model::Sizes;
 use guildhall::optim::OffloadTarget;
-use guildhall::parallel::{Backend, Zero};
+use guildhall::parallel::{self, Backend, Mesh, Zero};
 use guildhall::train::Error;
 use guildhall_tensor::{Device, DeviceFailure, Dtype, SimulatedLimits};
 use serde_json::Value;
@@ -46,7 +46,7 @@ fn every_family_trains_on_accelerators_kernels() {
     families().iter().for_each(|(name, sizes)| check(name, sizes, ONE, ROUNDING));
 }
 
-/// Rows, slices and gradients travel by way of the host.
+/// Rows, slices and gradients go from device to device, ZeRO's parts, too.
 #[test]
 fn ranks_exchange_what_their_devices_hold() {
     for shape in [shape(2, 2), sliced(2, 2, 1)] {
@@ -115,6 +115,36 @@ fn a_device_may_be_lost_at_any_operation() {
     all.iter().for_each(|what| assert!(failed.contains(*what), "never {what}: {failed:?}"));
     let little = run(SimulatedLimits { bytes: 1 << 17, ..SimulatedLimits::default() }).unwrap_err();
     assert!(matches!(little, Error::Device { failure: DeviceFailure::NoRoom { .. }, .. }), "{little}");
+}
+
+/// A rank whose device is lost, in the middle of what devices copy from each other, too, ends all ranks: its own error says
+/// what failed, and the others' name it.
+#[test]
+fn a_device_that_is_lost_ends_all_ranks() {
+    let recipe = Recipe { sizes: mixtral(), rows: 4, micro_batch: 2 };
+    let config = parallel::Config { threads: Some(1), timeout_s: 60, ..parallel::Config::of(2, 2) };
+    let run = |operations: u64| {
+        launch::run(&config, |rank| {
+            let operations = if rank.world.rank() == 1 { operations } else { u64::MAX };
+            let limits = SimulatedLimits { operations, ..SimulatedLimits::default() };
+            let rank = Rank { device: Device::simulated_with(1, limits).unwrap(), ..rank.clone() };
+            let trained = Error::or_of_device(&rank, || {
+                let mesh = Mesh::of(rank.world.clone(), shape(2, 2))?;
+                recipe.train(&mut keeping(Zero::Gradients).trainer(&recipe, &rank, &mesh), 1..=2);
+                Ok(())
+            });
+            trained.map_err(|error| error.to_string())
+        })
+    };
+    let mut failed = BTreeSet::new();
+    for operations in (0..).step_by(97) {
+        let [other, lost] = <[_; 2]>::try_from(run(operations)).expect("two ranks");
+        let Err(lost) = lost else { break };
+        let (lost, other) = (lost.to_string(), other.expect_err("peers end, too").to_string());
+        assert!(lost.contains("the device fails at") && other.contains("rank 1"), "{lost}\n{other}");
+        failed.extend(["a copy within devices", "kernel `reduce`"].into_iter().filter(|what| lost.contains(*what)));
+    }
+    assert_eq!(failed.len(), 2, "{failed:?}");
 }
 
 #[test]

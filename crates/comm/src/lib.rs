@@ -35,6 +35,7 @@ mod bell;
 mod blocking;
 mod clock;
 pub mod control;
+mod device;
 mod digest;
 mod error;
 mod failure;
@@ -57,6 +58,7 @@ use std::sync::Arc;
 
 pub use bell::{Bell, Sleeper};
 pub use clock::{Clock, ManualClock, SystemClock};
+pub use device::DeviceBuffer;
 pub use error::{Attendance, Error, LastSeen, Party};
 pub use failure::Failure;
 pub use half::bf16;
@@ -120,6 +122,12 @@ pub trait Communicator: Send + Sync {
 
     /// A separate lane of the same ranks: its operations are matched independently of this one's. Collective.
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error>;
+
+    /// Whether it moves buffers in memory of devices ([`Payload::Device`]). Others refuse them: they are copied to the host
+    /// first.
+    fn moves_devices(&self) -> bool {
+        false
+    }
 
     /// What it promises of sums: whoever claims that two runs come to the same bits goes by it.
     fn sums(&self) -> Summation;

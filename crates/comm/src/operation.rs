@@ -83,26 +83,30 @@ impl Operation {
         }
     }
 
-    /// Element type of the buffers; a barrier has none.
-    pub fn kind(&self) -> Option<ElementKind> {
+    /// What this rank gives; a barrier has nothing.
+    pub(crate) fn given(&self) -> Option<&Payload> {
         match self {
             Operation::Barrier => None,
-            Operation::Broadcast { buf, .. } | Operation::AllReduce { buf, .. } => Some(buf.kind()),
+            Operation::Broadcast { buf, .. } | Operation::AllReduce { buf, .. } => Some(buf),
             Operation::AllGather { send, .. }
             | Operation::ReduceScatter { send, .. }
-            | Operation::AllToAll { send, .. } => Some(send.kind()),
+            | Operation::AllToAll { send, .. } => Some(send),
         }
+    }
+
+    /// Element type of the buffers; a barrier has none.
+    pub fn kind(&self) -> Option<ElementKind> {
+        self.given().map(Payload::kind)
     }
 
     /// Whether its buffers are sizes without elements.
     pub(crate) fn is_opaque(&self) -> bool {
-        match self {
-            Operation::Barrier => false,
-            Operation::Broadcast { buf, .. } | Operation::AllReduce { buf, .. } => matches!(buf, Payload::Opaque(..)),
-            Operation::AllGather { send, .. }
-            | Operation::ReduceScatter { send, .. }
-            | Operation::AllToAll { send, .. } => matches!(send, Payload::Opaque(..)),
-        }
+        self.given().is_some_and(|given| matches!(given, Payload::Opaque(..)))
+    }
+
+    /// Whether its buffers are in memory of a device.
+    pub(crate) fn is_on_device(&self) -> bool {
+        self.given().is_some_and(Payload::is_on_device)
     }
 
     /// Bytes of all its buffers.
@@ -120,7 +124,7 @@ impl Operation {
     /// here: they differ between ranks by nature and have an error of their own.
     pub(crate) fn agrees_with(&self, other: &Operation) -> bool {
         use Operation::*;
-        if self.kind() != other.kind() {
+        if self.kind() != other.kind() || self.is_on_device() != other.is_on_device() {
             return false;
         }
         match (self, other) {
@@ -139,7 +143,7 @@ impl Operation {
     /// requests.
     pub(crate) fn digest(&self) -> u64 {
         let kind = self.kind().map_or(0, |kind| 1 + kind as u64);
-        let head = [self.collective() as u64, kind];
+        let head = [self.collective() as u64, kind, u64::from(self.is_on_device())];
         let count = |counts: &[usize]| digest(counts.iter().map(|&count| count as u64));
         let rest = match self {
             Operation::Barrier | Operation::AllToAll { .. } => [0, 0],

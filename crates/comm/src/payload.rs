@@ -7,6 +7,8 @@ use std::ops::Range;
 
 use half::bf16;
 
+use crate::device::DeviceBuffer;
+
 /// The part `range` of an owned vector. The rest travels along untouched, so that a tensor can hand over an
 /// aligned window of its storage and get the same allocation back.
 #[derive(Debug, Clone, PartialEq)]
@@ -86,7 +88,7 @@ impl ElementKind {
 }
 
 /// A buffer of one of the kinds that ranks exchange.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug)]
 pub enum Payload {
     F32(Span<f32>),
     F64(Span<f64>),
@@ -97,6 +99,8 @@ pub enum Payload {
     /// Elements that only the world of the lender can move: their kind and number. [`crate::sizes`] moves them by doing
     /// nothing; worlds of host memory refuse them.
     Opaque(ElementKind, usize),
+    /// So many elements in memory of a device, for communicators that move them ([`crate::Communicator::moves_devices`]).
+    Device(ElementKind, usize, Box<dyn DeviceBuffer>),
 }
 
 /// Evaluates one expression on the span of whichever kind, or another if the elements are out of reach.
@@ -109,7 +113,7 @@ macro_rules! on_span {
             Payload::U32($span) => $result,
             Payload::U64($span) => $result,
             Payload::U8($span) => $result,
-            Payload::Opaque(..) => $otherwise,
+            Payload::Opaque(..) | Payload::Device(..) => $otherwise,
         }
     };
 }
@@ -129,13 +133,13 @@ impl Payload {
             Payload::U32(_) => ElementKind::U32,
             Payload::U64(_) => ElementKind::U64,
             Payload::U8(_) => ElementKind::U8,
-            Payload::Opaque(kind, _) => *kind,
+            Payload::Opaque(kind, _) | Payload::Device(kind, ..) => *kind,
         }
     }
 
     /// Elements that take part.
     pub fn len(&self) -> usize {
-        on_span!(self, span => span.len(), self.opaque_len())
+        on_span!(self, span => span.len(), self.len_elsewhere())
     }
 
     /// True when no element takes part.
@@ -154,10 +158,15 @@ impl Payload {
 
     /// Whether its elements are in host memory.
     pub fn is_on_host(&self) -> bool {
-        !matches!(self, Payload::Opaque(..))
+        on_span!(self, _span => true, false)
     }
 
-    /// So many zeros of the same kind, in the same memory.
+    /// Whether its elements are in memory of a device.
+    pub(crate) fn is_on_device(&self) -> bool {
+        matches!(self, Payload::Device(..))
+    }
+
+    /// So many zeros of the same kind, in the same memory, which is not a device's.
     pub(crate) fn zeros_alike(&self, len: usize) -> Payload {
         match self {
             Payload::F32(_) => vec![0f32; len].into(),
@@ -167,11 +176,12 @@ impl Payload {
             Payload::U64(_) => vec![0u64; len].into(),
             Payload::U8(_) => vec![0u8; len].into(),
             Payload::Opaque(kind, _) => Payload::Opaque(*kind, len),
+            Payload::Device(..) => unreachable!("refused by whoever needs memory of its own"),
         }
     }
 
-    fn opaque_len(&self) -> usize {
-        if let Payload::Opaque(_, len) = self { *len } else { 0 }
+    fn len_elsewhere(&self) -> usize {
+        if let Payload::Opaque(_, len) | Payload::Device(_, len, _) = self { *len } else { 0 }
     }
 
     /// The first byte that takes part, valid for [`Payload::bytes`] while the payload lives and is not resized. Panics
@@ -252,6 +262,14 @@ pub(crate) fn copy_pieces(from: &Payload, to: &mut Payload, pieces: impl Iterato
         (Payload::U64(from), Payload::U64(to)) => of_spans(from, to, pieces),
         (Payload::U8(from), Payload::U8(to)) => of_spans(from, to, pieces),
         (Payload::Opaque(..), Payload::Opaque(..)) => {}
+        (Payload::Device(kind, _, from), Payload::Device(_, _, to)) => {
+            let mut first = 0;
+            for piece in pieces {
+                let bytes = piece.start * kind.size()..piece.end * kind.size();
+                first += bytes.len();
+                to.copy(first - bytes.len(), &**from, bytes);
+            }
+        }
         (from, to) => unreachable!("validated to be of one kind: {:?}, {:?}", from.kind(), to.kind()),
     }
 }

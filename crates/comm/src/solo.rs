@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock};
 use crate::Communicator;
 use crate::error::{Error, Party};
 use crate::operation::{Completed, Operation, Request, Summation};
-use crate::payload::copy;
+use crate::payload::{Payload, copy};
 use crate::pending::Pending;
-use crate::validate::validate_on_host;
+use crate::validate::validate_in_memory;
 
 /// The communicator of the only rank.
 pub fn world() -> Arc<dyn Communicator> {
@@ -68,7 +68,7 @@ impl Communicator for Solo {
 
     fn start(&self, request: Request) -> Result<Pending, Error> {
         self.check_alive()?;
-        let checked = validate_on_host(&request, 0, 1, 0).and_then(|()| self.check_peer_counts(&request));
+        let checked = validate_in_memory(&request, 0, 1, 0).and_then(|()| self.check_peer_counts(&request));
         checked.inspect_err(|error| self.abort(&error.to_string()))?;
         Ok(Pending::finished(Ok(perform(request.operation))))
     }
@@ -81,6 +81,10 @@ impl Communicator for Solo {
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
         self.check_alive()?;
         Ok(self.under(self.name.clone()))
+    }
+
+    fn moves_devices(&self) -> bool {
+        true
     }
 
     fn sums(&self) -> Summation {
@@ -99,6 +103,11 @@ fn perform(mut operation: Operation) -> Completed {
         &mut operation
     {
         copy(send, recv);
+        if let (Payload::Device(.., send), Payload::Device(.., recv)) = (send, recv) {
+            recv.mark();
+            recv.wait(&**recv);
+            send.wait(&**recv);
+        }
     }
     operation.into_completed()
 }

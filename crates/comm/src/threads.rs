@@ -166,6 +166,10 @@ impl Communicator for Threads {
         Ok(Arc::new(Threads { lane, name: self.name.clone() }))
     }
 
+    fn moves_devices(&self) -> bool {
+        true
+    }
+
     fn sums(&self) -> Summation {
         Summation::Exact
     }

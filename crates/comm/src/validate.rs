@@ -14,18 +14,16 @@ pub(crate) fn validate(request: &Request, rank: usize, size: usize, world_rank: 
 /// The same for a world that moves host memory alone.
 pub(crate) fn validate_on_host(request: &Request, rank: usize, size: usize, world_rank: usize) -> Result<(), Error> {
     validate(request, rank, size, world_rank)?;
-    let on_host = |payload: &Payload| {
-        let why = || "its elements are not in host memory, which is all that this world can move".to_owned();
-        ensure(payload.is_on_host(), why)
-    };
-    let checked = match &request.operation {
-        Operation::Barrier => Ok(()),
-        Operation::Broadcast { buf, .. } | Operation::AllReduce { buf, .. } => on_host(buf),
-        Operation::AllGather { send, recv, .. }
-        | Operation::ReduceScatter { send, recv, .. }
-        | Operation::AllToAll { send, recv, .. } => on_host(send).and_then(|()| on_host(recv)),
-    };
-    checked.map_err(|detail| error(request, world_rank, detail))
+    let is_on_host = request.operation.given().is_none_or(Payload::is_on_host);
+    let why = || "its elements are not in host memory, which is all that this world can move".to_owned();
+    ensure(is_on_host, why).map_err(|detail| error(request, world_rank, detail))
+}
+
+/// The same for a world that moves memory of devices, too.
+pub(crate) fn validate_in_memory(request: &Request, rank: usize, size: usize, world_rank: usize) -> Result<(), Error> {
+    validate(request, rank, size, world_rank)?;
+    let why = || "it has sizes and no elements, which this world cannot move".to_owned();
+    ensure(!request.operation.is_opaque(), why).map_err(|detail| error(request, world_rank, detail))
 }
 
 fn error(request: &Request, rank: usize, detail: String) -> Error {
@@ -69,6 +67,10 @@ fn check_pair(send: &Payload, recv: &Payload) -> Result<(), String> {
     check_range("recv", recv)?;
     ensure(send.kind() == recv.kind(), || {
         format!("send holds {} but recv holds {}; lend buffers of one kind", send.kind().name(), recv.kind().name())
+    })?;
+    let is_together = send.is_on_host() == recv.is_on_host() && send.is_on_device() == recv.is_on_device();
+    ensure(is_together, || {
+        "send and recv are not in the same memory; lend both from the host or from a device".to_owned()
     })
 }
 

@@ -128,8 +128,8 @@ fn every_difference_in_a_collective_is_a_mismatch(means: Means) {
         |odd| Request::all_reduce(Reduce::Sum, vec![0f64; 4 + odd]),
         |odd| Request::all_reduce([Reduce::Max, Reduce::Min][odd], vec![0f64; 4]),
         |odd| {
-            let buffer: [Payload; 2] = [vec![0f32; 4].into(), vec![0u32; 4].into()];
-            Request::all_reduce(Reduce::Sum, buffer[odd].clone())
+            let buffer: Payload = if odd == 0 { vec![0f32; 4].into() } else { vec![0u32; 4].into() };
+            Request::all_reduce(Reduce::Sum, buffer)
         },
         |odd| Request::all_gather(vec![0u8; 3], vec![0u8; 6 + odd], vec![3, 3 + odd]),
         |odd| Request::reduce_scatter(Reduce::Sum, vec![0u8; 6 + odd], vec![0u8; 3 + odd], vec![3, 3 + odd]),

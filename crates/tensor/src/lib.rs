@@ -28,6 +28,7 @@ mod gradients;
 mod index;
 mod kernel_times;
 mod kernels;
+mod lent;
 pub mod ops;
 mod parameter;
 mod pool;
@@ -54,6 +55,7 @@ pub use gpu::{
 pub use gradients::Gradients;
 pub use index::{Index, Indices};
 pub use kernel_times::{KernelKind, KernelTime};
+pub use lent::{LentTensor, Reduction};
 pub use parameter::{Gradient, Parameter};
 pub use row_ids::RowIds;
 pub use tape::{BackwardError, Input, Kept, NonFinite, Part, Recompute, Tape, Var};

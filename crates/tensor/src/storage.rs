@@ -75,6 +75,11 @@ impl Allocation {
         }
     }
 
+    /// An accelerator's memory that came back.
+    pub(crate) fn of_memory(device: &Arc<Device>, memory: DeviceMemory, dtype: Dtype, len: usize) -> Allocation {
+        Allocation::new(device, Storage::Accelerator(Some(memory), dtype, len))
+    }
+
     /// Only a size, as what a collective returns that moved nothing.
     pub(crate) fn sized(device: &Arc<Device>, dtype: Dtype, len: usize) -> Allocation {
         assert!(!device.has_data(), "a device with data has tensors with data");
@@ -123,6 +128,16 @@ impl Allocation {
             }
             Storage::Sizes(..) => None,
         }
+    }
+
+    /// An accelerator's memory, for whoever owns it while a collective is in flight.
+    ///
+    /// # Panics
+    /// If it is not an accelerator's.
+    #[track_caller]
+    pub(crate) fn into_memory(mut self) -> DeviceMemory {
+        let Storage::Accelerator(memory, ..) = &mut self.storage else { panic!("memory that is not an accelerator's") };
+        memory.take().expect("it is given back by the drop alone")
     }
 
     /// The elements as they are stored.

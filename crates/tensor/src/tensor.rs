@@ -112,10 +112,21 @@ impl Tensor {
     /// Hands the memory out, for a collective that owns its buffers while in flight; `None` where there are only sizes.
     /// Copies only if shared.
     pub fn into_window(self) -> Option<(Elements, Range<usize>)> {
+        self.into_allocation().into_window()
+    }
+
+    /// What stands behind it: its own, or a copy if another handle shares it.
+    pub(crate) fn into_allocation(self) -> Allocation {
         match Arc::try_unwrap(self.buffer) {
-            Ok(buffer) => buffer.into_window(),
-            Err(shared) => Tensor { shape: self.shape, buffer: shared }.to_owned_copy().into_window(),
+            Ok(buffer) => buffer,
+            Err(shared) => Tensor { shape: self.shape, buffer: shared }.to_owned_copy().into_allocation(),
         }
+    }
+
+    #[track_caller]
+    pub(crate) fn from_allocation(shape: &[usize], buffer: Allocation) -> Tensor {
+        assert_eq!(shape.iter().product::<usize>(), buffer.len(), "the elements of shape {shape:?}");
+        Tensor::of(shape, buffer)
     }
 
     pub fn device(&self) -> &Arc<Device> {

@@ -6,12 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use super::entry::Entry;
 use super::{ROUNDS, Rendezvous};
 use crate::error::{Error, left_in_flight};
 use crate::operation::{Completed, Request};
-use crate::validate::validate_on_host;
+use crate::validate::validate_in_memory;
 
 /// One rank's membership. Exactly one exists per rank and rendezvous.
 pub(crate) struct Lane {
@@ -60,7 +61,7 @@ impl Lane {
     pub(crate) fn start(&self, request: Request, name: &str) -> Result<u64, Error> {
         let mut book = self.book();
         self.rendezvous.fate().check()?;
-        if let Err(error) = validate_on_host(&request, self.rank, self.rendezvous.size(), self.world_rank()) {
+        if let Err(error) = validate_in_memory(&request, self.rank, self.rendezvous.size(), self.world_rank()) {
             return Err(self.fail(&mut book, error));
         }
         if book.started - book.finished == ROUNDS {
@@ -114,10 +115,12 @@ impl Lane {
         if book.failed {
             return Err(self.rendezvous.fate().error());
         }
-        // SAFETY: this rank's only lane, under its lock, in order; a failed round is not attempted again, since
-        // every failure aborts the world first.
+        // A device that fails unwinds from there.
+        book.failed = true;
+        // SAFETY: this rank's only lane, under its lock, in order; a failed round is not attempted again.
         match unsafe { self.rendezvous.complete(self.rank, book.finished, name) } {
             Ok(completed) => {
+                book.failed = false;
                 book.finished += 1;
                 Ok(completed)
             }
@@ -137,12 +140,13 @@ impl Lane {
 
 impl Drop for Lane {
     /// A rank that leaves rounds unfinished would leave its peers waiting: tell them instead. The buffers stay with
-    /// the rendezvous, which lives as long as any peer might read them.
+    /// the rendezvous, which lives as long as any peer might read them. While something unwinds, whoever catches it tells
+    /// them why.
     fn drop(&mut self) {
         let book = self.book();
         let (left, failed) = (book.started - book.finished, book.failed);
         drop(book);
-        if left > 0 && !failed {
+        if left > 0 && !failed && !thread::panicking() {
             self.abort(&left_in_flight(left));
         }
     }

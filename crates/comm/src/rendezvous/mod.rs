@@ -13,6 +13,7 @@ mod entry;
 mod fate;
 mod lane;
 mod moves;
+mod place;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,6 +36,8 @@ enum Stage {
     Posted,
     /// Its chunk of an all-reduce may be read.
     Reduced,
+    /// Its device has been asked for all it copies, and its buffer bears the mark of that.
+    Begun,
     /// It reads no peer's buffer any more.
     Finished,
 }
@@ -42,7 +45,7 @@ enum Stage {
 /// Per rank and stage, the number of rounds that have reached it. Written by that rank only, ever upwards; a line
 /// of its own keeps ranks from slowing each other's stores.
 #[repr(align(128))]
-struct RoundProgress([AtomicU64; 3]);
+struct RoundProgress([AtomicU64; 4]);
 
 /// One rank's place in one round, on lines of its own for the same reason.
 #[repr(align(128))]

@@ -5,11 +5,16 @@
 //! own `target`. The two coincide in the collectives in place. There, a broadcast's root writes nothing; and in an
 //! all-reduce rank r first writes chunk r of its own buffer, which in that phase only r reads, and when all have
 //! done so writes the other chunks of its own buffer, of which peers now read chunk r alone.
+//!
+//! Devices copy later than they are asked, in an order that marks give: a rank marks its target when it has asked for
+//! everything (in an all-reduce after each phase), and each copy comes after the marks of both buffers. When all have
+//! marked theirs, a rank has its own buffers wait for the marks of all: its peers may still be reading from one, and
+//! its own device writing to the other.
 
 use std::ops::Range;
 
+use super::place::BufferPlace;
 use super::{Round, Stage};
-use crate::arithmetic;
 use crate::error::Error;
 use crate::operation::{Operation, Reduce};
 use crate::payload::ElementKind;
@@ -27,14 +32,37 @@ pub(super) unsafe fn perform(round: &Round<'_>) -> Result<(), Error> {
         match round.entry(round.rank).operation() {
             Operation::Barrier => {}
             Operation::Broadcast { root, buf } => broadcast(round, *root, buf.bytes()),
-            Operation::AllReduce { reduce, buf } => all_reduce(round, *reduce, buf.kind(), buf.len())?,
+            Operation::AllReduce { reduce, buf } => all_reduce(round, (buf.kind(), *reduce), buf.len())?,
             Operation::AllGather { counts, send, .. } => all_gather(round, counts, send.kind()),
             Operation::ReduceScatter { reduce, counts, send, .. } => {
-                reduce_scatter(round, *reduce, counts, send.kind());
+                reduce_scatter(round, (send.kind(), *reduce), counts);
             }
             Operation::AllToAll { send_counts, recv_counts, send, .. } => {
                 all_to_all(round, send_counts, recv_counts, send.kind());
             }
+        }
+        if round.entry(round.rank).operation().is_on_device() {
+            await_marks(round)?;
+        }
+    }
+    Ok(())
+}
+
+/// Has this rank's buffers wait for the devices of all.
+///
+/// # Safety
+/// As for [`perform`].
+unsafe fn await_marks(round: &Round<'_>) -> Result<(), Error> {
+    // SAFETY: entries stay until this rank, too, has finished the round.
+    unsafe {
+        let own = round.entry(round.rank);
+        own.target_to_read().mark();
+        round.rendezvous.arrive(round.rank, Stage::Begun, round.index);
+        round.wait_for(Stage::Begun)?;
+        for rank in 0..round.size() {
+            let other = round.entry(rank).target_to_read();
+            own.source.wait(other);
+            own.target_to_read().wait(other);
         }
     }
     Ok(())
@@ -49,7 +77,7 @@ unsafe fn broadcast(round: &Round<'_>, root: usize, bytes: usize) {
     // SAFETY: both buffers have this length (agreement); nobody writes the root's, nobody reads this rank's.
     unsafe {
         let target = round.entry(round.rank).target_to_write();
-        std::ptr::copy_nonoverlapping(round.entry(root).source, target, bytes);
+        target.copy(0, round.entry(root).source, 0..bytes);
     }
 }
 
@@ -61,7 +89,7 @@ unsafe fn all_gather(round: &Round<'_>, counts: &[usize], kind: ElementKind) {
         let target = round.entry(round.rank).target_to_write();
         for peer in std::iter::once(round.rank).chain(round.peers()) {
             let part = part(counts, peer, kind);
-            std::ptr::copy_nonoverlapping(round.entry(peer).source, target.add(part.start), part.len());
+            target.copy(part.start, round.entry(peer).source, 0..part.len());
         }
     }
 }
@@ -75,57 +103,56 @@ unsafe fn all_to_all(round: &Round<'_>, send_counts: &[usize], recv_counts: &[us
         let own = round.entry(round.rank);
         let target = own.target_to_write();
         let (from, to) = (part(send_counts, round.rank, kind), part(recv_counts, round.rank, kind));
-        std::ptr::copy_nonoverlapping(own.source.add(from.start), target.add(to.start), to.len());
+        target.copy(to.start, own.source, from);
         for peer in round.peers() {
             let entry = round.entry(peer);
             let Operation::AllToAll { send_counts, .. } = entry.operation() else { unreachable!("entries agree") };
             let (from, to) = (part(send_counts, round.rank, kind), part(recv_counts, peer, kind));
-            std::ptr::copy_nonoverlapping(entry.source.add(from.start), target.add(to.start), to.len());
+            target.copy(to.start, entry.source, from);
         }
     }
 }
 
 /// # Safety
 /// As for [`perform`].
-unsafe fn reduce_scatter(round: &Round<'_>, reduce: Reduce, counts: &[usize], kind: ElementKind) {
-    let part = part(counts, round.rank, kind);
+unsafe fn reduce_scatter(round: &Round<'_>, rule: (ElementKind, Reduce), counts: &[usize]) {
+    let part = part(counts, round.rank, rule.0);
     // SAFETY: the counts agree and fit all buffers; nobody writes sources, nobody reads this rank's target.
     unsafe {
         let target = round.entry(round.rank).target_to_write();
-        let sources = sources(round, part.start);
-        arithmetic::reduce(kind, reduce, &sources, target, counts[round.rank]);
+        target.reduce(0, rule, &sources(round), part);
     }
 }
 
 /// # Safety
 /// As for [`perform`].
-unsafe fn all_reduce(round: &Round<'_>, reduce: Reduce, kind: ElementKind, len: usize) -> Result<(), Error> {
-    let own = chunk(len, kind, round.rank, round.size());
+unsafe fn all_reduce(round: &Round<'_>, rule: (ElementKind, Reduce), len: usize) -> Result<(), Error> {
+    let chunk = |rank| chunk(len, rule.0, rank, round.size());
+    let own = chunk(round.rank);
     // SAFETY: the buffers have one length (agreement). In the first phase this rank alone reads and writes its
     // chunk of its own buffer, and reads that chunk of the others, which nobody writes. In the second it writes the
     // rest of its own buffer, of which peers read its chunk only, and reads chunks that their owners are done with.
     unsafe {
         let target = round.entry(round.rank).target_to_write();
-        let sources = sources(round, own.start);
-        arithmetic::reduce(kind, reduce, &sources, target.add(own.start), own.len() / kind.size());
+        target.reduce(own.start, rule, &sources(round), own);
+        target.mark();
         round.rendezvous.arrive(round.rank, Stage::Reduced, round.index);
         round.wait_for(Stage::Reduced)?;
         for peer in round.peers() {
-            let part = chunk(len, kind, peer, round.size());
-            let source = round.entry(peer).target_to_read();
-            std::ptr::copy_nonoverlapping(source.add(part.start), target.add(part.start), part.len());
+            let part = chunk(peer);
+            target.copy(part.start, round.entry(peer).target_to_read(), part);
         }
     }
     Ok(())
 }
 
-/// What every rank gives, in rank order, from byte `offset` on.
+/// What every rank gives, in rank order.
 ///
 /// # Safety
-/// As for [`perform`], and `offset` lies within the sources.
-unsafe fn sources(round: &Round<'_>, offset: usize) -> Vec<*const u8> {
+/// As for [`perform`].
+unsafe fn sources(round: &Round<'_>) -> Vec<BufferPlace> {
     // SAFETY: the caller's promise.
-    (0..round.size()).map(|rank| unsafe { round.entry(rank).source.add(offset) }).collect()
+    (0..round.size()).map(|rank| unsafe { round.entry(rank).source }).collect()
 }
 
 /// Bytes of rank `rank`'s part in a buffer that `counts` divides.

@@ -53,6 +53,11 @@ pub trait Wrapper: Send + Sync {
         Ok(self.around(self.inner().duplicate()?))
     }
 
+    /// [`Communicator::moves_devices`].
+    fn moves_devices(&self) -> bool {
+        self.inner().moves_devices()
+    }
+
     /// [`Communicator::abort`].
     fn abort(&self, reason: &str) {
         self.inner().abort(reason);
@@ -86,6 +91,10 @@ impl<W: Wrapper> Communicator for W {
 
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
         Wrapper::duplicate(self)
+    }
+
+    fn moves_devices(&self) -> bool {
+        Wrapper::moves_devices(self)
     }
 
     fn sums(&self) -> Summation {

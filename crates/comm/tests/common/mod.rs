@@ -3,6 +3,8 @@
 // Each test file compiles its own copy and uses a part of it.
 #![allow(dead_code)]
 
+mod late;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,7 +27,7 @@ struct World {
     dress: fn(Comm) -> Result<Comm, Error>,
 }
 
-const WORLDS: [World; 21] = [
+const WORLDS: [World; 24] = [
     World { name: "one thread", ranks: 1, dress: Ok },
     World { name: "two threads", ranks: 2, dress: Ok },
     World { name: "three threads", ranks: 3, dress: Ok },
@@ -40,6 +42,9 @@ const WORLDS: [World; 21] = [
     World { name: "uneven halves", ranks: 5, dress: |comm| comm.split(comm.rank() % 2, comm.rank()) },
     World { name: "reversed", ranks: 3, dress: |comm| comm.split(0, 10 - comm.rank()) },
     World { name: "duplicate", ranks: 3, dress: |comm| comm.duplicate() },
+    World { name: "on devices", ranks: 3, dress: |comm| Ok(late::on_devices(comm)) },
+    World { name: "on devices, delayed", ranks: 4, dress: |comm| Ok(late::on_devices(delayed(comm, 6))) },
+    World { name: "on one device each, traced", ranks: 2, dress: |comm| Ok(late::on_devices(Trace::wrap(comm).0)) },
     World { name: "two_d", ranks: 4, dress: |comm| relayed(comm, &[0, 0, 1, 1], NodeWay::TwoD) },
     World { name: "two_d, out of order", ranks: 4, dress: |comm| relayed(comm, &[5, 2, 5, 2], NodeWay::TwoD) },
     World { name: "two_d, uneven", ranks: 5, dress: |comm| relayed(comm, &[0, 0, 0, 1, 1], NodeWay::TwoD) },
@@ -176,6 +181,7 @@ fn is_held_by_mpi(law: &(impl Fn(&Comm) -> Outcome + Sync)) -> bool {
 
 fn hold_here(law: &(impl Fn(&Comm) -> Outcome + Sync)) {
     law(&solo::world()).unwrap_or_else(|error| panic!("solo: {error}"));
+    law(&late::on_devices(solo::world())).unwrap_or_else(|error| panic!("solo, on a device: {error}"));
     for (seed, size, way) in
         [(1, 2, NodeWay::Direct), (2, 3, NodeWay::TwoD), (3, 4, NodeWay::Direct), (4, 4, NodeWay::TwoLevel)]
     {
@@ -236,10 +242,24 @@ macro_rules! element {
                 $draw(bits)
             }
             fn fold(reduce: Reduce, values: impl Iterator<Item = Self>) -> Self {
-                let join = |a: $wide, b: $wide| match reduce {
-                    Reduce::Sum => $add(a, b),
-                    Reduce::Max => a.max(b),
-                    Reduce::Min => a.min(b),
+                let join = |a: $wide, b: $wide| match (reduce, a.partial_cmp(&b)) {
+                    (Reduce::Sum, _) => $add(a, b),
+                    // One is not a number.
+                    (_, None) => $add(a, b),
+                    (Reduce::Max, Some(order)) => {
+                        if order.is_lt() {
+                            b
+                        } else {
+                            a
+                        }
+                    }
+                    (Reduce::Min, Some(order)) => {
+                        if order.is_gt() {
+                            b
+                        } else {
+                            a
+                        }
+                    }
                 };
                 $narrow(values.map($widen).reduce(join).expect("a group has a rank"))
             }

@@ -95,12 +95,12 @@ impl<'a> Call<'a> {
     }
 
     #[track_caller]
-    pub(super) fn write(&mut self, elements: DeviceElements, kind: OperandKind) {
+    pub(crate) fn write(&mut self, elements: DeviceElements, kind: OperandKind) {
         self.operand(elements, kind, Use::Write);
     }
 
     #[track_caller]
-    pub(super) fn read(&mut self, elements: DeviceElements, kind: OperandKind) {
+    pub(crate) fn read(&mut self, elements: DeviceElements, kind: OperandKind) {
         self.operand(elements, kind, Use::Read);
     }
 
@@ -138,7 +138,13 @@ impl<'a> Call<'a> {
     }
 
     pub(crate) fn launch(self) {
-        self.gpu.engine.launch(DeviceStream::Compute, &self.launch);
+        self.launch_on(DeviceStream::Compute);
+    }
+
+    /// Lists are arguments on the stream of kernels alone: there they are brought, and there their memory is taken again.
+    pub(crate) fn launch_on(self, stream: DeviceStream) {
+        assert!(stream == DeviceStream::Compute || self.lists.is_empty(), "{}: a list on {stream:?}", self.launch.name);
+        self.gpu.engine.launch(stream, &self.launch);
         // Whoever takes this memory next uses it on the same stream, after this launch.
         self.lists.into_iter().for_each(|memory| self.device.give_memory(memory));
     }

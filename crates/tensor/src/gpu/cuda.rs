@@ -4,7 +4,7 @@
 //! A stream is CUDA's, and so is an event. Kernels are launched with as many threads as fill the device, whatever their
 //! size: they go over their elements in strides.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{c_int, c_void};
 use std::fmt::{Debug, Display};
 use std::fs;
@@ -113,7 +113,7 @@ fn done<T, E: LibraryError>(result: Result<T, E>, what: impl Display) -> T {
 }
 
 #[derive(Debug)]
-pub(super) struct Cuda {
+pub(crate) struct Cuda {
     // Dropped before its stream and the context.
     products: Mutex<BlasHandle>,
     context: Arc<CudaContext>,
@@ -123,6 +123,8 @@ pub(super) struct Cuda {
     /// By name, those that have been launched.
     functions: Mutex<HashMap<&'static str, CudaFunction>>,
     pinned: PinnedBytes,
+    /// GPUs that copies have come from, by number.
+    reached: Mutex<BTreeSet<usize>>,
     blocks: u32,
 }
 
@@ -168,12 +170,23 @@ impl Cuda {
         let set = unsafe { blas_sys::cublasSetMathMode(products.0, mode) }.result();
         set.map_err(|error| failed("having cuBLAS sum in f32", error))?;
         let (functions, products, blocks) = (Mutex::default(), Mutex::new(products), processors as u32 * BLOCKS_EACH);
-        Ok(Cuda { context, streams, modules, functions, products, pinned: PinnedBytes::default(), blocks })
+        let (pinned, reached) = (PinnedBytes::default(), Mutex::default());
+        Ok(Cuda { context, streams, modules, functions, products, pinned, reached, blocks })
     }
 
     fn stream(&self, stream: DeviceStream) -> &CudaStream {
         done(self.context.bind_to_thread(), "turning to the device");
         &self.streams[stream as usize]
+    }
+
+    /// Has this GPU copy from the other one without a way by the host, if they are wired so. The driver finds another way
+    /// otherwise.
+    fn reach(&self, peer: &Cuda) {
+        let ordinal = peer.context.ordinal();
+        if ordinal != self.context.ordinal() && lock(&self.reached).insert(ordinal) {
+            // SAFETY: this GPU's context is the thread's, and the other one is there as long as its engine.
+            let _ = unsafe { sys::cuCtxEnablePeerAccess(peer.context.cu_ctx(), 0) };
+        }
     }
 
     fn function(&self, module: &str, name: &'static str) -> sys::CUfunction {
@@ -284,6 +297,20 @@ impl Accelerator for Cuda {
     fn look(&self, memory: &DeviceMemory, bytes: &mut [u8]) {
         DeviceStream::ALL.into_iter().for_each(|stream| self.synchronize(stream));
         self.download(DeviceStream::Copy, memory, 0, bytes);
+    }
+
+    fn copy(&self, stream: DeviceStream, to: (&DeviceMemory, usize), from: (&DeviceMemory, usize), bytes: usize) {
+        let stream = self.stream(stream).cu_stream();
+        if let Some(peer) = from.0.engine().cuda() {
+            self.reach(peer);
+        }
+        let [to, from] = [to, from].map(|(memory, first)| memory.address() + first as u64);
+        // SAFETY: the caller lends both, and has the stream wait for whoever uses them. All GPUs have one address space.
+        done(unsafe { result::memcpy_dtod_async(to, from, bytes, stream) }, "a copy within devices");
+    }
+
+    fn cuda(&self) -> Option<&Cuda> {
+        Some(self)
     }
 
     fn launch(&self, stream: DeviceStream, launch: &Launch) {

@@ -27,6 +27,10 @@ impl DeviceMemory {
         self.bytes
     }
 
+    pub(super) fn engine(&self) -> &dyn Accelerator {
+        &*self.engine
+    }
+
     fn check(&self, first: usize, bytes: &[u8]) {
         assert!(first + bytes.len() <= self.bytes, "bytes {first} + {} of {}", bytes.len(), self.bytes);
     }

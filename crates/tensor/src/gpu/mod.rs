@@ -30,7 +30,7 @@ mod tests;
 mod twin;
 
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) use call::{Call, DeviceElements};
 pub use compile::{Compiler, find_compiler};
@@ -46,7 +46,7 @@ pub(crate) use twin::{OperandKind, TwinTolerance, compare, rounding_of, sums_of}
 use call::Launch;
 pub use cuda::{CudaDevice, cuda_devices};
 use cudarc::driver::CudaEvent;
-use order::StreamClock;
+use order::{StreamClock, TimedOperation, Use};
 pub use simulated::SimulatedLimits;
 
 use crate::device::Device;
@@ -92,6 +92,18 @@ pub(crate) trait Accelerator: Debug + Send + Sync {
     /// an order that is missing takes it for nothing that has been waited for.
     fn look(&self, memory: &DeviceMemory, bytes: &mut [u8]);
 
+    /// Begins to copy so many bytes of `from`, from an offset on, to this engine's `to`; `from` may be another engine's of the
+    /// same kind. Does not wait.
+    fn copy(&self, stream: DeviceStream, to: (&DeviceMemory, usize), from: (&DeviceMemory, usize), bytes: usize);
+
+    /// Another engine uses memory of this one. Who looks for an order that is missing takes note.
+    fn note_use(&self, _memory: &DeviceMemory, _used: Use, _by: &TimedOperation) {}
+
+    /// The engine as one of CUDA's.
+    fn cuda(&self) -> Option<&cuda::Cuda> {
+        None
+    }
+
     /// Begins a kernel. Does not wait.
     fn launch(&self, stream: DeviceStream, launch: &Launch);
 
@@ -114,21 +126,45 @@ pub(crate) struct Gpu {
     engine: Arc<dyn Accelerator>,
     /// A device of the host, on which every kernel runs a second time.
     twin: Option<Arc<Device>>,
+    /// What collectives bring together, on their stream alone.
+    workspace: Mutex<Option<DeviceMemory>>,
 }
 
 impl Gpu {
     /// The simulated one, of which each kernel's results are compared with the CPU's.
     pub(crate) fn simulated(threads: usize, limits: SimulatedLimits) -> Result<Gpu, EngineError> {
-        Ok(Gpu {
-            engine: Arc::new(simulated::Simulated::new(limits, &sources::all())?),
-            twin: Some(Device::new(threads)),
-        })
+        let engine = simulated::Simulated::new(limits, &sources::all())?;
+        Ok(Gpu::new(Arc::new(engine), Some(Device::new(threads))))
     }
 
     /// NVIDIA's GPU of this number. With `checks` each kernel's results are compared with the CPU's.
     pub(crate) fn cuda(number: usize, threads: usize, checks: bool) -> Result<Gpu, EngineError> {
         let twin = checks.then(|| Device::new(threads));
-        Ok(Gpu { engine: Arc::new(cuda::Cuda::new(number, &sources::all())?), twin })
+        Ok(Gpu::new(Arc::new(cuda::Cuda::new(number, &sources::all())?), twin))
+    }
+
+    fn new(engine: Arc<dyn Accelerator>, twin: Option<Arc<Device>>) -> Gpu {
+        Gpu { engine, twin, workspace: Mutex::default() }
+    }
+
+    pub(crate) fn engine(&self) -> &dyn Accelerator {
+        &*self.engine
+    }
+
+    /// Calls `f` with memory of at least so many bytes for the stream of collectives.
+    pub(crate) fn with_workspace(&self, device: &Device, bytes: usize, f: impl FnOnce(&DeviceMemory)) {
+        let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        if workspace.as_ref().is_none_or(|memory| memory.bytes() < bytes) {
+            // The old one is freed first, if it may be in the way.
+            *workspace = None;
+            let memory = device.take_memory(self, bytes);
+            // Kernels may use what it was before.
+            self.engine.wait(DeviceStream::Exchange, &self.point());
+            *workspace = Some(memory);
+        }
+        let memory = workspace.as_ref().expect("it was taken above");
+        memory.forget();
+        f(memory);
     }
 
     /// Who checks results.

@@ -4,10 +4,11 @@
 //! for the other; an engine that does everything at once would not show that a wait is missing. So each stream and the host
 //! has a vector clock (Mattern 1989): how far it knows each stream to be. A use of memory must know the uses before it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 /// A queue of an accelerator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum DeviceStream {
     /// Kernels, and copies to the device that they wait for.
     Compute,
@@ -17,27 +18,47 @@ pub(crate) enum DeviceStream {
     Fetch,
     /// Copies to the host of what is kept there.
     Keep,
+    /// What collectives copy and reduce.
+    Exchange,
 }
 
 impl DeviceStream {
-    pub(super) const ALL: [DeviceStream; 4] =
-        [DeviceStream::Compute, DeviceStream::Copy, DeviceStream::Fetch, DeviceStream::Keep];
+    pub(super) const ALL: [DeviceStream; 5] =
+        [DeviceStream::Compute, DeviceStream::Copy, DeviceStream::Fetch, DeviceStream::Keep, DeviceStream::Exchange];
 }
 
 const STREAMS: usize = DeviceStream::ALL.len();
 
+/// A stream of one of the engines, which each have a number.
+type StreamOf = (usize, DeviceStream);
+
 /// How far each stream is known to be: a point in a stream that another can wait for.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct StreamClock([u64; STREAMS]);
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StreamClock(BTreeMap<StreamOf, u64>);
 
 impl StreamClock {
     fn join(&mut self, other: &StreamClock) {
-        self.0.iter_mut().zip(other.0).for_each(|(own, other)| *own = other.max(*own));
+        for (&place, &time) in &other.0 {
+            let own = self.0.entry(place).or_default();
+            *own = time.max(*own);
+        }
+    }
+
+    fn knows(&self, other: &StreamClock) -> bool {
+        other.0.iter().all(|(place, time)| self.0.get(place).is_some_and(|known| known >= time))
     }
 }
 
+/// An operation of a stream, and all that it comes after.
+#[derive(Debug)]
+pub(crate) struct TimedOperation<'a> {
+    place: StreamOf,
+    clock: StreamClock,
+    what: &'a str,
+}
+
 /// How memory was used last: by stream, the number of its operation.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 struct Uses {
     writes: StreamClock,
     reads: StreamClock,
@@ -53,6 +74,8 @@ pub(crate) enum Use {
 /// Everything that was asked of an engine.
 #[derive(Debug, Default)]
 pub(super) struct UseOrder {
+    /// Its address is the engine's number.
+    identity: Arc<u8>,
     streams: [StreamClock; STREAMS],
     host: StreamClock,
     uses: HashMap<u64, Uses>,
@@ -64,28 +87,38 @@ impl UseOrder {
     /// # Panics
     /// If a use does not come after those it depends on.
     pub(super) fn operation(&mut self, stream: DeviceStream, what: &str, uses: impl Iterator<Item = (u64, Use)>) {
-        let host = self.host;
+        let operation = self.begin(stream, what);
+        uses.for_each(|(address, used)| self.note(&operation, address, used));
+    }
+
+    /// The next operation of `stream`.
+    pub(super) fn begin<'a>(&mut self, stream: DeviceStream, what: &'a str) -> TimedOperation<'a> {
+        let place = (Arc::as_ptr(&self.identity).addr(), stream);
         let own = &mut self.streams[stream as usize];
         // The host asks after what it has waited for.
-        own.join(&host);
-        own.0[stream as usize] += 1;
-        let now = *own;
-        for (address, used) in uses {
-            let before = self.uses.entry(address).or_default();
-            check(&now, &before.writes, stream, what);
-            let last = match used {
-                Use::Read => &mut before.reads,
-                Use::Write => {
-                    check(&now, &before.reads, stream, what);
-                    &mut before.writes
-                }
-            };
-            last.0[stream as usize] = now.0[stream as usize];
-        }
+        own.join(&self.host);
+        *own.0.entry(place).or_default() += 1;
+        TimedOperation { place, clock: own.clone(), what }
+    }
+
+    /// An operation, of this engine or of another one, uses a block of this one's memory.
+    ///
+    /// # Panics
+    /// If the use does not come after those it depends on.
+    pub(super) fn note(&mut self, operation: &TimedOperation, address: u64, used: Use) {
+        let TimedOperation { place, clock, what } = operation;
+        let before = self.uses.entry(address).or_default();
+        let is_ordered = clock.knows(&before.writes) && (used == Use::Read || clock.knows(&before.reads));
+        assert!(is_ordered, "{what} on stream {:?} uses memory that another stream may not be done with", place.1);
+        let last = match used {
+            Use::Read => &mut before.reads,
+            Use::Write => &mut before.writes,
+        };
+        last.0.insert(*place, clock.0[place]);
     }
 
     pub(super) fn record(&self, stream: DeviceStream) -> StreamClock {
-        self.streams[stream as usize]
+        self.streams[stream as usize].clone()
     }
 
     pub(super) fn wait(&mut self, stream: DeviceStream, event: &StreamClock) {
@@ -102,11 +135,6 @@ impl UseOrder {
     pub(super) fn forget(&mut self, address: u64) {
         self.uses.remove(&address);
     }
-}
-
-fn check(now: &StreamClock, before: &StreamClock, stream: DeviceStream, what: &str) {
-    let is_known = now.0.iter().zip(before.0).all(|(known, used)| *known >= used);
-    assert!(is_known, "{what} on stream {stream:?} uses memory that another stream may not be done with");
 }
 
 #[cfg(test)]

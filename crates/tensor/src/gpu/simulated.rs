@@ -16,7 +16,7 @@ use libloading::Library;
 use super::call::{Launch, LaunchOperand};
 use super::compile;
 use super::error::EngineError;
-use super::order::{DeviceStream, Use, UseOrder};
+use super::order::{DeviceStream, TimedOperation, Use, UseOrder};
 use super::pin::PinnedBytes;
 use super::sources::KernelSource;
 use super::{Accelerator, DeviceFailure, DeviceMatrix, DeviceMemory, DeviceProduct, Event};
@@ -174,6 +174,24 @@ impl Accelerator for Simulated {
     fn look(&self, memory: &DeviceMemory, bytes: &mut [u8]) {
         // SAFETY: as in `download`; everything that was asked for is done.
         unsafe { ptr::copy_nonoverlapping(pointer(memory.address()), bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    fn copy(&self, stream: DeviceStream, to: (&DeviceMemory, usize), from: (&DeviceMemory, usize), bytes: usize) {
+        self.ask("a copy within devices");
+        let copy = self.order().begin(stream, "a copy within devices");
+        self.note_use(to.0, Use::Write, &copy);
+        from.0.engine().note_use(from.0, Use::Read, &copy);
+        let [to, from] = [to, from].map(|(memory, first)| {
+            assert!(first + bytes <= memory.bytes(), "bytes {first} + {bytes} of {}", memory.bytes());
+            pointer(memory.address()).wrapping_add(first)
+        });
+        // SAFETY: the bytes lie in their memory, and are other bytes, as the engine's caller lends them; nobody uses them
+        // meanwhile, or an order is missing.
+        unsafe { ptr::copy_nonoverlapping(from.cast_const(), to, bytes) };
+    }
+
+    fn note_use(&self, memory: &DeviceMemory, used: Use, by: &TimedOperation) {
+        self.order().note(by, memory.address(), used);
     }
 
     fn launch(&self, stream: DeviceStream, launch: &Launch) {

@@ -18,6 +18,7 @@ sources![
     "denorm",
     "elementwise",
     "embedding",
+    "exchange",
     "gather",
     "grouped",
     "grouped_swiglu",

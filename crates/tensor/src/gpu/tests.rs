@@ -78,7 +78,7 @@ fn told_of_scale(right: &str, wrong: &str) -> String {
     assert!(source.text.contains(right), "{}", source.text);
     source.text = source.text.replace(right, wrong);
     let engine: Arc<dyn Accelerator> = Arc::new(Simulated::new(SimulatedLimits::default(), &sources).unwrap());
-    let device = Device::accelerated(1, Gpu { engine, twin: Some(Device::new(1)) });
+    let device = Device::accelerated(1, Gpu::new(engine, Some(Device::new(1))));
     let x = Tensor::from_slice(&device, &[3], &[1.0, 2.0, 3.0]);
     let mut out = Tensor::zeros(&device, &[3]);
     let scaled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| kernels::scale(&mut out, &x, 2.0, false)));
@@ -159,7 +159,7 @@ fn memory_that_waits_makes_room() {
     let engine = Arc::new(
         Simulated::new(SimulatedLimits { bytes: 1 << 20, ..SimulatedLimits::default() }, &sources::all()).unwrap(),
     );
-    let device = Device::accelerated(1, Gpu { engine, twin: None });
+    let device = Device::accelerated(1, Gpu::new(engine, None));
     let quarter = |n: usize| Tensor::zeros(&device, &[n << 16]);
     let first = quarter(1);
     drop([quarter(1), quarter(1)]);

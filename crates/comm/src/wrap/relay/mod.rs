@@ -301,6 +301,11 @@ impl Wrapper for Relay {
         Arc::new(Relay { inner, lane: self.lane.clone() })
     }
 
+    /// What goes by nodes is packed, in memory of its own.
+    fn moves_devices(&self) -> bool {
+        false
+    }
+
     fn start(&self, request: Request) -> Result<Pending, Error> {
         let (rank, size) = (self.inner.rank(), self.inner.size());
         // What makes no sense is refused where everything else is.

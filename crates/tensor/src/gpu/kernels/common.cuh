@@ -152,6 +152,7 @@ struct ColumnRange {
 enum Pointwise : u32 { RELU, GELU, SIGMOID, SOFTPLUS };
 enum NormMoments : u32 { CENTRED, PLAIN_MOMENTS };
 enum Among : u32 { PLAIN, NORMALISED, SOFTMAX };
+enum Reduction : u32 { SUM, MAX, MIN };
 enum TurningPairs : u32 { HALVES, NEIGHBOURS };
 struct AttentionSizes {
     u64 rows, seq, key_seq, heads, kv_heads, head_dim, value_dim, rotary_dim;

@@ -83,7 +83,7 @@ fn device() -> Arc<Device> {
     sources.retain(|source| source.module == "stored");
     sources.push(KernelSource { module: "tile_products", text: TILES.to_owned() });
     let engine: Arc<dyn Accelerator> = Arc::new(Simulated::new(SimulatedLimits::default(), &sources).unwrap());
-    Device::accelerated(1, Gpu { engine, twin: None })
+    Device::accelerated(1, Gpu::new(engine, None))
 }
 
 /// Columns of less than an instruction's depth and more, odd ones, whole chunks of 64 and ragged ones.
