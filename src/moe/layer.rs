@@ -4,10 +4,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use guildhall_comm::Communicator;
-use guildhall_tensor::{Device, Dtype, Elements, Kept, Tensor, Var, to_host};
+use guildhall_tensor::{Device, Dtype, Elements, Kept, Var, to_host};
 
 use super::condensation::{Circumstances, ROWS_COMPETE};
-use super::gates::{BalanceKind, Scope, Tokens};
+use super::gates::{BalanceKind, Largest, Scope, Tokens};
 use super::migration::FollowingWork;
 use super::output_masking::masked;
 use super::state::Known;
@@ -368,21 +368,29 @@ impl MoeLayer {
         Ok(Routed { routing, known, condensed })
     }
 
-    /// Gates decide on the host.
+    /// Gates decide on the host: by all logits, or by where the largest are, which is far less to bring there.
     fn routing(&self, scores: &Scores, rows: &Rows, facts: &Facts, mesh: &Mesh) -> Result<(Routing, Known), Error> {
         let (logits, routings) = (scores.logits.value().to_f32(), &facts.step.routings);
         let peers = Peers { group: &mesh.data, homes: facts.homes, device: logits.device() };
+        let selector = if facts.step.unlimited { &self.selector.unlimited() } else { &self.selector };
+        let k = selector.gate.slots();
+        let largest = (selector.goes_by_largest() && routings.decisions.is_none()).then(|| logits.top_k(k));
         if let Some(script) = &routings.script {
             self.selector.rehearse(logits.cols(), &peers)?;
-            let routing = script.routing(&self.site(rows, facts), rows, self.selector.gate.slots())?;
+            let routing = script.routing(&self.site(rows, facts), rows, k)?;
             return Ok((routing, Known::default()));
         }
-        let tensors: Vec<&Tensor> = [&logits].into_iter().chain(self.state.tensors()).collect();
-        let mut elements = to_host(&tensors).into_iter().map(Elements::into_f32s);
-        let values = elements.next().expect("the logits are first");
-        let known = self.state.known(elements.collect());
+        let shown = largest.as_ref().unwrap_or(&logits);
+        let mut elements = to_host(&[shown].into_iter().chain(self.state.tensors()).collect::<Vec<_>>()).into_iter();
+        let values = elements.next().expect("what is shown of the scores is first");
+        let known = self.state.known(elements.map(Elements::into_f32s).collect());
+        let (scores, experts) = match values {
+            Elements::U32(experts) => (Vec::new(), experts),
+            values => (values.into_f32s(), Vec::new()),
+        };
         let tokens = Tokens {
-            logits: &values,
+            logits: &scores,
+            largest: largest.is_some().then_some(Largest { experts: &experts, k }),
             experts: logits.cols(),
             first: 0,
             ids: &rows.ids,
@@ -391,9 +399,7 @@ impl MoeLayer {
             draws: facts.step.draws(self.index),
         };
         let runs = tokens.runs(&rows.numbers());
-        let selector = if facts.step.unlimited { &self.selector.unlimited() } else { &self.selector };
-        let routing = routings.of(&runs, || selector.route(&runs, &peers))?;
-        Ok((routing, known))
+        Ok((routings.of(&runs, || selector.route(&runs, &peers))?, known))
     }
 
     /// Which routes share a row.

@@ -159,6 +159,11 @@ impl Selector {
         self.group_tokens.is_none_or(|tokens| !seq.is_multiple_of(tokens)) && self.competes()
     }
 
+    /// Whether all that it reads of the logits is where each token's largest are.
+    pub fn goes_by_largest(&self) -> bool {
+        self.gate.goes_by_largest() && !self.competes()
+    }
+
     /// Whether the tokens of a routing group compete for anything.
     pub fn competes(&self) -> bool {
         self.capacity.is_some() || self.gate.scope() != Scope::Token

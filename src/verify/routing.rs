@@ -127,6 +127,7 @@ fn decided_so(all: &Decision, step: u64, layer: u32, config: &Config) -> bool {
         let first = index * tokens;
         let shown = Tokens {
             logits,
+            largest: None,
             experts: moe.experts,
             first: first as u64,
             ids,

@@ -26,8 +26,16 @@ fn layer(rank: &Rank, tape: &Tape, config: &moe::Config, (logits, first): (&[f32
     let draws = GateDraws { seed: 0, step: 1, layer: 0, trains: true };
     let bias = [0.0; EXPERTS];
     let shown = logits.value().to_vec();
-    let tokens =
-        Tokens { logits: &shown, experts: EXPERTS, first: first as u64, ids: &[], bias: &bias, padding: &[], draws };
+    let tokens = Tokens {
+        logits: &shown,
+        largest: None,
+        experts: EXPERTS,
+        first: first as u64,
+        ids: &[],
+        bias: &bias,
+        padding: &[],
+        draws,
+    };
     let peers = Peers { group: &rank.world, homes: &Homes::default(), device: &rank.device };
     let (selector, scores) = (config.widest().selector(), Scores { logits: logits.clone(), noise: None });
     let routing = selector.route(&[tokens], &peers).expect("a routing");

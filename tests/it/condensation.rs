@@ -489,6 +489,7 @@ fn decisions(layer: &MoeLayer, x: &Var, stream: &Stream) -> (Routing, Condensed,
     let (homes, world) = (Homes::alone(0..TOKENS as u64), guildhall_comm::solo::world());
     let tokens = guildhall::moe::gates::Tokens {
         logits: &logits,
+        largest: None,
         experts: 3,
         first: 0,
         ids: &[],

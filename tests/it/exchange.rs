@@ -89,6 +89,7 @@ fn of_route(config: &moe::Config) -> Vec<Sent> {
         let bias = vec![0.0; config.experts.largest()];
         let tokens = Tokens {
             logits: &logits,
+            largest: None,
             experts: config.experts.largest(),
             first: mine.start,
             ids: &[],

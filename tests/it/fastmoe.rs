@@ -415,6 +415,7 @@ const DRAWS: GateDraws = GateDraws { seed: 3, step: 1, layer: 0, trains: true };
 fn tokens<'a>(logits: &'a [f32], config: &'a moe::Config, first: usize, bias: &'a [f32]) -> Tokens<'a> {
     Tokens {
         logits,
+        largest: None,
         experts: config.experts.largest(),
         first: first as u64,
         ids: &[],

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use guildhall::launch;
 use guildhall::model::Sizes;
 use guildhall::moe::gates::{DistributedCapacityKeys, SigmoidKeys, SwipeKeys};
-use guildhall::moe::gates::{Gate, GateDraws, Tokens};
+use guildhall::moe::gates::{Gate, GateDraws, Largest, Tokens};
 use guildhall::moe::{
     self, BalanceScope, Capacity, Dialect, GateChoice, GateKind, Homes, Overflow, Peers, Routing, ScheduleKind,
     Selector, Weighting,
 };
 use guildhall::parallel::{self, Parameters};
+use guildhall_tensor::{Device, RowIds, Tensor};
 
 use crate::parity::{compare, run};
 use crate::tiny::{Recipe, mixtral};
@@ -148,14 +149,68 @@ fn micro_batches_change_nothing_where_they_must_not() {
 fn route(moe: &moe::Config, logits: &[f32], step: u64) -> Routing {
     let draws = GateDraws { seed: 3, step, layer: 0, trains: true };
     let bias = vec![0.0; moe.experts.largest()];
-    let tokens =
-        Tokens { logits, experts: moe.experts.largest(), first: 0, ids: &[], bias: &bias, padding: &[], draws };
+    let tokens = Tokens {
+        logits,
+        largest: None,
+        experts: moe.experts.largest(),
+        first: 0,
+        ids: &[],
+        bias: &bias,
+        padding: &[],
+        draws,
+    };
     let of_rank = |rank: launch::Rank| {
         let homes = Homes::alone(0..tokens.len() as u64);
         moe.widest().selector().route(&[tokens], &Peers { group: &rank.world, homes: &homes, device: &rank.device })
     };
     let config = parallel::Config { threads: Some(1), ..parallel::Config::of(1, 1) };
     launch::run(&config, of_rank).remove(0).expect("a routing")
+}
+
+/// A gate that goes by the largest logits decides alike whether it is shown those or only where they are, of a part of the
+/// tokens, too; no other gate says so of itself.
+#[test]
+fn where_the_largest_logits_are_is_all_that_some_gates_ask() {
+    const TOKENS: usize = 50;
+    let (device, mut going) = (Device::new(1), Vec::new());
+    for &kind in GATES {
+        let moe = moe::Config { gate: kind.into(), ..moe::Config::of(6, kind.only_top_k().unwrap_or(2)) };
+        let gate = moe.widest().selector().gate;
+        if !gate.goes_by_largest() {
+            continue;
+        }
+        going.push(kind);
+        // Few values, so that many are equal.
+        let scores = Tensor::from_fn(&device, &[TOKENS, 6], |i| (i * i % 7) as f32 - 3.0);
+        let (logits, experts) =
+            (scores.to_vec(), scores.top_k(gate.slots()).elements(0..TOKENS * gate.slots()).into_owned());
+        let experts = experts.into_u32s();
+        let draws = GateDraws { seed: 3, step: 1, layer: 0, trains: true };
+        let all = Tokens {
+            logits: &logits,
+            largest: None,
+            experts: 6,
+            first: 0,
+            ids: &[],
+            bias: &[0.0; 6],
+            padding: &[],
+            draws,
+        };
+        let known = Tokens { logits: &[], largest: Some(Largest { experts: &experts, k: gate.slots() }), ..all };
+        let config = parallel::Config { threads: Some(1), ..parallel::Config::of(1, 1) };
+        let routed = |tokens: &Tokens| {
+            let route = |rank: launch::Rank| {
+                // Two runs, of which the second begins at another number.
+                let numbers = RowIds::new([0..20, 30..30 + TOKENS as u64 - 20]);
+                let homes = Homes::alone(0..2 * TOKENS as u64);
+                let peers = Peers { group: &rank.world, homes: &homes, device: &rank.device };
+                moe.widest().selector().route(&tokens.runs(&numbers), &peers)
+            };
+            launch::run(&config, route).remove(0).expect("a routing")
+        };
+        assert_eq!(routed(&known), routed(&all), "{kind:?}");
+    }
+    assert_eq!(going, [GateKind::Naive, GateKind::Noisy, GateKind::Switch, GateKind::Softmax]);
 }
 
 /// Of 64 tokens that all choose expert 0, which has 16 places, each survives as often as any other.
@@ -268,7 +323,16 @@ fn a_wrong_gate_is_an_error_on_every_rank() {
         let results = launch::run(&config, |rank| {
             let draws = GateDraws { seed: 0, step: 1, layer: 7, trains: true };
             let first = 3 * rank.world.rank() as u64;
-            let tokens = Tokens { logits: &logits, experts: 4, first, ids: &[], bias: &[0.0; 4], padding: &[], draws };
+            let tokens = Tokens {
+                logits: &logits,
+                largest: None,
+                experts: 4,
+                first,
+                ids: &[],
+                bias: &[0.0; 4],
+                padding: &[],
+                draws,
+            };
             let homes = Homes::new([0..3, 3..6]);
             selector.route(&[tokens], &Peers { group: &rank.world, homes: &homes, device: &rank.device })
         });

@@ -265,8 +265,16 @@ fn counts_tell_the_bytes_that_travel() {
 fn ids(sizes: &Sizes) -> [Vec<u32>; 3] {
     let (moe, all) = (sizes.moe.as_ref().expect("experts"), (0..sizes.model.vocab as u32).collect::<Vec<_>>());
     let draws = GateDraws { seed: 0, step: 1, layer: 0, trains: true };
-    let tokens =
-        Tokens { logits: &[], experts: moe.experts.largest(), first: 0, ids: &all, bias: &[], padding: &[], draws };
+    let tokens = Tokens {
+        logits: &[],
+        largest: None,
+        experts: moe.experts.largest(),
+        first: 0,
+        ids: &all,
+        bias: &[],
+        padding: &[],
+        draws,
+    };
     let chosen = moe.widest().selector().gate.choose(&tokens);
     let of = |id: &u32| &chosen[*id as usize * moe.top_k..][..moe.top_k];
     let on = |rank: u32| all.iter().copied().filter(|id| of(id).iter().all(|expert| expert / 2 == rank)).collect();

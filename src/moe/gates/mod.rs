@@ -34,8 +34,10 @@ use super::weighting::Weighting;
 /// Consecutive tokens and their scores.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens<'a> {
-    /// `[T, E]`: what is chosen by.
+    /// `[T, E]`: what is chosen by; empty where the largest are known.
     pub logits: &'a [f32],
+    /// What is known in place of the logits of a gate that asks for nothing else ([`Gate::goes_by_largest`]).
+    pub largest: Option<Largest<'a>>,
     pub experts: usize,
     /// The first token's index within the step, over all ranks and micro-batches: what draws are keyed by.
     pub first: u64,
@@ -48,10 +50,18 @@ pub struct Tokens<'a> {
     pub draws: GateDraws,
 }
 
+/// The experts of the k largest logits of each token, as [`top_k`] orders them.
+#[derive(Clone, Copy, Debug)]
+pub struct Largest<'a> {
+    /// `[T, k]`.
+    pub experts: &'a [u32],
+    pub k: usize,
+}
+
 impl<'a> Tokens<'a> {
     /// The same tokens as runs of consecutive ones, where these are their numbers within the step. At least one run, which
     /// may be empty.
-    pub(super) fn runs(&self, numbers: &RowIds) -> Vec<Tokens<'a>> {
+    pub fn runs(&self, numbers: &RowIds) -> Vec<Tokens<'a>> {
         let (mut rest, mut start) = (numbers.runs().to_vec(), 0);
         if rest.is_empty() {
             rest.push(0..0);
@@ -83,11 +93,11 @@ impl<'a> Tokens<'a> {
 
     /// How many.
     pub fn len(&self) -> usize {
-        self.logits.len() / self.experts
+        self.largest.map_or(self.logits.len() / self.experts, |largest| largest.experts.len() / largest.k)
     }
 
     pub fn is_empty(&self) -> bool {
-        self.logits.is_empty()
+        self.len() == 0
     }
 
     /// The scores of token t.
@@ -97,8 +107,15 @@ impl<'a> Tokens<'a> {
 
     /// Some of them as a routing group, or a part of one.
     pub(super) fn part(&self, tokens: Range<usize>) -> Self {
-        let logits = &self.logits[tokens.start * self.experts..tokens.end * self.experts];
-        Tokens { logits, first: self.first + tokens.start as u64, ids: &[], ..*self }
+        let largest = self.largest.map(|Largest { experts, k }| {
+            let experts = &experts[tokens.start * k..tokens.end * k];
+            Largest { experts, k }
+        });
+        let logits = match largest {
+            Some(_) => self.logits,
+            None => &self.logits[tokens.start * self.experts..tokens.end * self.experts],
+        };
+        Tokens { logits, largest, first: self.first + tokens.start as u64, ids: &[], ..*self }
     }
 }
 
@@ -204,6 +221,12 @@ pub trait Gate: std::fmt::Debug + Send + Sync {
 
     /// Choices per token.
     fn slots(&self) -> usize;
+
+    /// Whether a token's choices are the experts of its largest logits, whatever else is known: then an accelerator finds
+    /// them, and only they come to the host.
+    fn goes_by_largest(&self) -> bool {
+        false
+    }
 
     /// How the chosen experts' results are weighted.
     fn weighting(&self) -> Weighting;

@@ -30,6 +30,10 @@ impl Gate for Naive {
         top_k_of_each(tokens, self.k)
     }
 
+    fn goes_by_largest(&self) -> bool {
+        true
+    }
+
     fn slots(&self) -> usize {
         self.k
     }

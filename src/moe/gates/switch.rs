@@ -36,6 +36,10 @@ impl Gate for Switch {
         top_k_of_each(tokens, 1)
     }
 
+    fn goes_by_largest(&self) -> bool {
+        true
+    }
+
     fn slots(&self) -> usize {
         1
     }

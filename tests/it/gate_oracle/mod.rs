@@ -27,6 +27,7 @@ fn routed(rank: &Rank, batch: &Batch, share: Range<usize>) -> Routes {
     let experts = batch.config.experts.largest();
     let tokens = Tokens {
         logits: &logits,
+        largest: None,
         experts,
         first,
         ids: &batch.ids[share],

@@ -1,6 +1,10 @@
 //! Columns chosen per row, and what is made of the chosen values among themselves.
 
+use super::rows::for_rows;
 use crate::device::Device;
+
+/// Rows of a thread at least.
+const LEAST: usize = 256;
 
 /// A column that was not chosen.
 pub const NOWHERE: u32 = u32::MAX;
@@ -43,6 +47,38 @@ impl Among {
             }
         }
     }
+}
+
+/// A score as scores are compared: NaN is minus infinity, and both zeros are one number.
+pub(crate) fn comparable(x: f32) -> f32 {
+    if x.is_nan() { f32::NEG_INFINITY } else { x + 0.0 }
+}
+
+pub(crate) fn top_k(device: &Device, chosen: &mut [u32], scores: &[f32], k: usize, width: usize) {
+    for_rows(device, chosen, k, LEAST, |first, run| {
+        let lines = scores[first * width..].chunks_exact(width);
+        run.chunks_exact_mut(k).zip(lines).for_each(|(best, scores)| largest_of(scores, best));
+    });
+}
+
+/// The indices of the largest, of which equal ones in their order: each moves forward past what is less.
+fn largest_of(scores: &[f32], best: &mut [u32]) {
+    let mut found = 0;
+    for (at, &score) in scores.iter().enumerate() {
+        let score = comparable(score);
+        let is_less = |than: u32| comparable(scores[than as usize]) < score;
+        if found == best.len() && !best.last().is_some_and(|&last| is_less(last)) {
+            continue;
+        }
+        let mut place = found.min(best.len() - 1);
+        found = (found + 1).min(best.len());
+        while place > 0 && is_less(best[place - 1]) {
+            best[place] = best[place - 1];
+            place -= 1;
+        }
+        best[place] = at as u32;
+    }
+    best[found..].fill(NOWHERE);
 }
 
 pub(crate) fn select(

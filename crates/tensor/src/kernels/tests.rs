@@ -201,3 +201,33 @@ fn attention_with_relative_positions() {
         [out, lse].into_iter().chain(slopes).collect()
     });
 }
+
+/// By sorting, which keeps equal ones in their order: with ties, both zeros, NaN, and more asked for than there are.
+#[test]
+fn the_largest_of_each_row() {
+    for (place, device) in devices() {
+        for (rows, width, k) in [(600, 16, 4), (40, 5, 5), (7, 3, 4), (0, 4, 2), (300, 1, 1)] {
+            let draws = Draws::new(3, Purpose::Test, width as u64, 0);
+            let score = |i: usize| match draws.bits(i as u64) % 11 {
+                0 => f32::NAN,
+                1 => -0.0,
+                2 => f32::NEG_INFINITY,
+                few => few as f32 - 5.0,
+            };
+            let scores: Vec<f32> = (0..rows * width).map(score).collect();
+            let of_row = |row: &[f32]| {
+                let key = |&column: &u32| match row[column as usize] {
+                    score if score.is_nan() => f32::NEG_INFINITY,
+                    score => score + 0.0,
+                };
+                let mut columns: Vec<u32> = (0..width as u32).collect();
+                columns.sort_by(|one, other| key(other).total_cmp(&key(one)));
+                columns.resize(k.max(width), NOWHERE);
+                columns[..k].to_vec()
+            };
+            let want: Vec<u32> = scores.chunks_exact(width).flat_map(of_row).collect();
+            let got = Tensor::from_slice(&device, &[rows, width], &scores).top_k(k);
+            assert_eq!(got.elements(0..rows * k).into_owned().into_u32s(), want, "{rows} x {width}, {k} on {place}");
+        }
+    }
+}

@@ -10,6 +10,21 @@ use crate::kernels;
 use crate::tape::Var;
 use crate::tensor::Tensor;
 
+impl Tensor {
+    /// Columns of the k largest of each row of f32 scores `[T, E]`, the largest first: u32 `[T, k]`. Of equal ones the first
+    /// comes first; NaN is least, and both zeros are one number. [`NOWHERE`] where there are no more.
+    ///
+    /// # Panics
+    /// If the scores are not f32, or `k` is 0.
+    #[track_caller]
+    pub fn top_k(&self, k: usize) -> Tensor {
+        assert!(k > 0, "the largest of none");
+        let mut chosen = Tensor::stale(self.device(), &[self.rows(), k], Dtype::U32);
+        kernels::top_k(&mut chosen, self, k, self.cols());
+        chosen
+    }
+}
+
 impl Var {
     /// Columns `index[r * k..][..k]` of each row r: x `[T, E]` gives `[T, k]`.
     #[track_caller]

@@ -26,6 +26,26 @@ DEVICE void softmax_of_chosen(float* y, const u32* index, u64 k) {
     }
 }
 
+DEVICE float comparable(float x) { return x != x ? -infinity() : x; }
+
+// chosen [T, k] = the columns of the k largest of each row of scores [T, width], of equal ones the first; NaN is least.
+// Each moves forward past what is less.
+KERNEL(top_k, (Span<u32> chosen, Span<const float> scores, u64 k, u64 width)) {
+    EACH(row, k ? chosen.len / k : 0) {
+        const float* x = scores.data + row * width;
+        u32* best = chosen.data + row * k;
+        u64 found = 0;
+        for (u64 column = 0; column < width; column++) {
+            float score = comparable(x[column]);
+            if (found == k && !(comparable(x[best[k - 1]]) < score)) continue;
+            u64 place = found < k ? found++ : k - 1;
+            for (; place > 0 && comparable(x[best[place - 1]]) < score; place--) best[place] = best[place - 1];
+            best[place] = (u32)column;
+        }
+        for (; found < k; found++) best[found] = NOWHERE;
+    }
+}
+
 // chosen [T, k] = columns index [T, k] of x [T, width], 0 where there is none; y [T, k] what `among` makes of them. k
 // is small: a thread does a row.
 KERNEL(select, (Span<float> chosen, Span<float> y, Span<const float> x, Span<const u32> index, u64 k, u64 width,
