@@ -311,6 +311,10 @@ fn account(
     if matches!(result, Err(failure) if failure.kind == Some(StopKind::Request)) {
         return Ok(None);
     }
+    // One that failed before its first step has measured nothing.
+    if result.is_err() && !run.join(metrics::METRICS_FILE).exists() {
+        return Ok(None);
+    }
     let summary = summary(job, plan, result.as_ref().ok()).map_err(CommandFailure::run)?;
     summary.write(run).map_err(CommandFailure::run)?;
     report::render(run, None).map_err(CommandFailure::run)?;

@@ -141,6 +141,8 @@ typedef std::lock_guard<std::recursive_mutex> Guard;
 int device_count() { return (int)std::min<long long>(fake::number("DEVICES", 1), DEVICES_MOST); }
 int driver_version() { return (int)fake::number("DRIVER", 13000); }
 size_t memory_size() { return (size_t)fake::number("MEMORY", 1 << 30); }
+// What other programs leave of it.
+size_t room() { return (size_t)fake::number("ROOM", (long long)memory_size()); }
 
 void capability(int& major, int& minor) {
     std::string set = fake::setting("CAPABILITY", "9.0");
@@ -556,7 +558,7 @@ EXPORT CUresult cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     BEGIN;
     if (!bytes) return INVALID_VALUE;
     size_t pages = in_pages(bytes);
-    if (current->held + pages > memory_size() || fails("alloc", "")) return OUT_OF_MEMORY;
+    if (current->held + pages > room() || fails("alloc", "")) return OUT_OF_MEMORY;
     // A page that nobody has lies on either side; the end is as near to it as alignment allows.
     uintptr_t first = arena_next + PAGE;
     arena_next = first + pages;
@@ -591,7 +593,7 @@ EXPORT CUresult cuMemFree_v2(uint64_t address) {
 EXPORT CUresult cuMemGetInfo_v2(size_t* available, size_t* total) {
     BEGIN;
     *total = memory_size();
-    *available = *total - current->held;
+    *available = room() - current->held;
     return SUCCESS;
 }
 
