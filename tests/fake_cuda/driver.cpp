@@ -144,8 +144,10 @@ size_t memory_size() { return (size_t)fake::number("MEMORY", 1 << 30); }
 // What other programs leave of it.
 size_t room() { return (size_t)fake::number("ROOM", (long long)memory_size()); }
 
-void capability(int& major, int& minor) {
+// FAKE_CUDA_CAPABILITY has that of every device, with commas between them; the last is also that of those after it.
+void capability(int device, int& major, int& minor) {
     std::string set = fake::setting("CAPABILITY", "9.0");
+    for (size_t comma; device > 0 && (comma = set.find(',')) != std::string::npos; device--) set = set.substr(comma + 1);
     if (sscanf(set.c_str(), "%d.%d", &major, &minor) != 2) fake::misuse("FAKE_CUDA_CAPABILITY is " + set);
 }
 
@@ -362,9 +364,9 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t* bytes, int) {
     return SUCCESS;
 }
 
-EXPORT CUresult cuDeviceGetAttribute(int* value, int attribute, int) {
+EXPORT CUresult cuDeviceGetAttribute(int* value, int attribute, int device) {
     int major, minor;
-    capability(major, minor);
+    capability(device, major, minor);
     switch (attribute) {
         case 16: *value = 1; return SUCCESS;  // multiprocessors
         case 75: *value = major; return SUCCESS;
@@ -454,7 +456,7 @@ static CUresult load(Module** module, const std::string& image) {
     int architecture, version, major, minor;
     const char* line = "fake %15s of sm_%d by %d in %4095[^\n]";
     if (sscanf(image.c_str(), line, form, &architecture, &version, path) != 4) return INVALID_IMAGE;
-    capability(major, minor);
+    capability(current->device, major, minor);
     if (!strcmp(form, "ptx")) {
         if (version > driver_version()) return UNSUPPORTED_PTX_VERSION;
         if (architecture > major * 10 + minor) return NO_BINARY_FOR_GPU;

@@ -11,7 +11,7 @@ use guildhall_tensor::{Device, find_compiler};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::program::{Finished, RECIPE, RUN, Workshop, finished, hexadecimal};
+use crate::program::{Finished, RECIPE, RUN, Workshop, damage, finished, hexadecimal};
 
 /// As of other backends (`backends.rs`).
 const ROUNDING: f64 = 1e-5;
@@ -70,15 +70,25 @@ fn only(shop: &Workshop, libraries: &[&str]) -> PathBuf {
 
 /// The program on a machine with these libraries and settings of `FAKE_CUDA_...`.
 fn beside(shop: &Workshop, libraries: &Path, settings: &[(&str, &str)], arguments: &str) -> Finished {
-    let mut command = shop.command(arguments);
-    // Kernels that are kept here are of use to nobody else.
-    command.env("HOME", shop.path("home")).env("LD_LIBRARY_PATH", libraries);
-    command.env("FAKE_CUDA_KERNELS", env::home_dir().unwrap().join(".cache/guildhall"));
+    let (mut command, kept) = (shop.command(arguments), env::home_dir().unwrap().join(".cache/guildhall"));
+    // What is kept for this GPU is of use to nobody else.
+    command.env("HOME", home(shop, &kept)).env("LD_LIBRARY_PATH", libraries).env("FAKE_CUDA_KERNELS", kept);
     command.env("FAKE_CUDA_REPORT", shop.path("report.json"));
-    settings.iter().for_each(|(name, value)| drop(command.env(format!("FAKE_CUDA_{name}"), value)));
+    command.envs(settings.iter().map(|(name, value)| (format!("FAKE_CUDA_{name}"), value)));
     let finished = finished(command.output().unwrap());
     assert_ne!(finished.code, Some(MISUSED), "{arguments}: {}", finished.err);
     finished
+}
+
+/// A home with the kernels of the simulated device, so that nobody makes them again.
+fn home(shop: &Workshop, kept: &Path) -> PathBuf {
+    let (home, cache) = (shop.path("home"), shop.path("home/.cache/guildhall"));
+    if !cache.exists() {
+        fs::create_dir_all(&cache).unwrap();
+        let folders = fs::read_dir(kept).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+        folders.for_each(|folder| symlink(&folder, cache.join(folder.file_name().unwrap())).unwrap());
+    }
+    home
 }
 
 fn with(shop: &Workshop, settings: &[(&str, &str)], arguments: &str) -> Finished {
@@ -171,7 +181,7 @@ fn a_driver_may_be_older_than_the_libraries() {
     assert_eq!(kept(), before + 1);
     // What is kept may be damaged.
     for folder in fs::read_dir(shop.path("home/.cache/guildhall")).unwrap().map(|entry| entry.unwrap().path()) {
-        if folder.is_dir() {
+        if folder.is_dir() && !folder.is_symlink() {
             fs::write(folder.join("attention.cubin"), "").unwrap();
         }
     }
@@ -194,6 +204,14 @@ fn ranks_share_gpus() {
     check_training("--ranks 2 --set parallel.expert=2", &[("DEVICES", "2")], ROUNDING);
 }
 
+/// A GPU that is too old is there for others, wherever it is.
+#[test]
+fn ranks_compute_on_gpus_that_are_new_enough() {
+    for capabilities in ["7.5,9.0", "9.0,7.5"] {
+        check_training("--ranks 2", &[("DEVICES", "2"), ("CAPABILITY", capabilities)], ROUNDING);
+    }
+}
+
 /// On threads and streams of its own, through pinned memory that is read and written late.
 #[test]
 fn state_beside_a_gpu_comes_and_goes() {
@@ -214,24 +232,77 @@ fn a_gpu_evaluates_and_generates() {
     let loss = |out: &str| serde_json::from_str::<Value>(out).unwrap()["eval_loss"].as_f64().unwrap();
     let got = loss(&succeeds(&shop, &[], &format!("{evaluate} cuda")).0.out);
     assert_near("evaluate", &[got], &[loss(&shop.succeeds(&format!("{evaluate} cpu")).out)], ROUNDING);
-    let generate = format!("generate {latest} --prompt the --tokens 12 --set parallel.backend=");
+    let generate = format!("generate {latest} --prompt the --tokens 12 --backend ");
     let got = succeeds(&shop, &[], &format!("{generate}cuda")).0.out;
     assert_eq!(got, shop.succeeds(&format!("{generate}cpu")).out);
 }
 
-/// A run that ends in step 3, whatever failed: the message, and the undisturbed losses when it goes on.
+/// A run that ends after step 2, whatever failed: the message, and the undisturbed losses when it goes on.
 #[track_caller]
-fn check_failure(options: &str, plan: &str, words: &[&str]) {
+fn check_failure(options: &str, settings: &[(&str, &str)], words: &[&str]) {
     let shop = Workshop::new();
     let train = |run: &str, rest: &str| {
-        let small = "--set train.eval_every=0 --set train.checkpoint_every=2";
+        let small = "--set train.eval_every=4 --set train.checkpoint_every=2";
         format!("train {RECIPE} --backend cuda {small} --set run.dir=runs/{run} {options} {rest}")
     };
     succeeds(&shop, &[], &train("whole", "--set train.steps=4"));
-    let told = with(&shop, &[("FAIL", plan)], &train("broken", "--set train.steps=4"));
+    let told = with(&shop, settings, &train("broken", "--set train.steps=4"));
     told.failed(1, &[&["rank 0", "--resume continues from"], words].concat());
-    assert_eq!(crate::program::damage(&shop.checkpoint("runs/broken", 2)), None);
+    assert_eq!(damage(&shop.checkpoint("runs/broken", 2)), None, "{settings:?}");
     succeeds(&shop, &[], &train("broken", "--set train.steps=4 --resume"));
     let [whole, broken] = ["whole", "broken"].map(|run| numbers(&shop, &format!("runs/{run}")));
-    assert_eq!(broken, whole, "{plan}");
+    assert_eq!(broken, whole, "{settings:?}");
+}
+
+/// What there is no room for: before anything is done by what the device has, and on the way by what it gives.
+#[test]
+fn a_gpu_without_room_says_what_would_fit() {
+    let shop = Workshop::new();
+    let large = format!("train {RECIPE} --backend cuda --set train.batch_tokens=16384");
+    let fits = "what fits: --set train.micro_batch=";
+    with(&shop, &[("MEMORY", "48000000")], &large).failed(2, &["its devices have 48.0 MB free for 1 rank", fits]);
+    let words = ["step 1: rank 0, last in layer", "the device has no room for", "CUDA_ERROR_OUT_OF_MEMORY", fits];
+    with(&shop, &[("ROOM", "40000000")], &large).failed(1, &words);
+    // Too full even for measuring what would fit.
+    let full = format!("train {RECIPE} --backend cuda");
+    with(&shop, &[("MEMORY", "1000000")], &full).failed(1, &["rank 0, before the model: the device has no room for"]);
+
+    let train = |run: &str, rest: &str| format!("train {RECIPE} --backend cuda --set run.dir=runs/{run} {rest}");
+    succeeds(&shop, &[], &train("whole", "--set train.steps=4"));
+    succeeds(&shop, &[], &train("broken", "--set train.steps=2"));
+    let resumed = train("broken", "--set train.steps=4 --resume");
+    with(&shop, &[("ROOM", "1200000")], &resumed).failed(1, &["step 3: rank 0", "with --resume it continues from"]);
+    succeeds(&shop, &[], &resumed);
+    let [whole, broken] = ["whole", "broken"].map(|run| numbers(&shop, &format!("runs/{run}")));
+    assert_eq!(broken, whole);
+}
+
+/// Where a call is refused that names itself, the message names it.
+#[test]
+fn a_launch_that_is_refused_ends_the_run() {
+    let words = ["step 3", "kernel `adamw`", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, too many resources requested for launch"];
+    check_failure("", &[("FAIL", "launch:adamw:36")], &words);
+    let words = ["step 3", "last in layer", "a product", "CUBLAS_STATUS_EXECUTION_FAILED"];
+    check_failure("", &[("FAIL", "product:150")], &words);
+}
+
+/// A kernel that fails while it runs is told of by what is asked next, after which nothing works.
+#[test]
+fn a_kernel_that_fails_late_ends_the_run() {
+    let words = ["CUDA_ERROR_ILLEGAL_ADDRESS, an illegal memory access was encountered", "a kernel that was launched before"];
+    check_failure("--ranks 2", &[("FAIL", "kernel:attention:10")], &[&["step 3"], &words[..]].concat());
+}
+
+/// On the thread that moves state, in either direction.
+#[test]
+fn a_gpu_that_is_lost_while_state_moves_ends_the_run() {
+    let options = "--set memory.offload=host --set memory.tile=500";
+    for (kind, number) in [("fetch", 500), ("keep", 500)] {
+        let plan = format!("{kind}:{number}");
+        check_failure(options, &[("FAIL", &plan)], &["CUDA_ERROR_LAUNCH_FAILED, unspecified launch failure"]);
+    }
+    let shop = Workshop::new();
+    let told = with(&shop, &[("FAIL", "pin:2")], &format!("train {RECIPE} --backend cuda {options}"));
+    told.failed(1, &["rank 0, before the model: the device fails at pinning", "out of memory", "start again"]);
+    assert!(!told.err.contains("account"), "{}", told.err);
 }

@@ -46,6 +46,13 @@ pub struct CudaDevice {
     pub bytes: usize,
 }
 
+impl CudaDevice {
+    /// Whether it has what kernels need.
+    pub fn is_new_enough(&self) -> bool {
+        self.capability >= OLDEST
+    }
+}
+
 /// The GPUs of this machine.
 ///
 /// # Errors
