@@ -396,6 +396,7 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(Context** context, int device) {
     Guard guard(mutex);
     if (!is_initialized) return NOT_INITIALIZED;
     if (device < 0 || device >= device_count()) return INVALID_DEVICE;
+    if (fails("context", "")) return OUT_OF_MEMORY;
     Context& found = contexts[device];
     if (!found.retained) {
         found.device = device;

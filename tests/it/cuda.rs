@@ -153,6 +153,9 @@ fn what_a_machine_lacks_is_told() {
     let train = format!("train {RECIPE} --backend cuda");
     refused(with(&shop, &[("DEVICES", "0")], &train), &["0 GPUs", "number"]);
     refused(with(&shop, &[("CAPABILITY", "7.5")], &train), &["Fake GPU", "compute capability 7.5", "8.0 or later"]);
+    let unknown = ["NVRTC does not compile", "invalid value for --gpu-architecture=sm_99"];
+    refused(with(&shop, &[("CAPABILITY", "9.9")], &train), &unknown);
+    refused(with(&shop, &[("FAIL", "context:1")], &train), &["CUDA fails at opening the device", "out of memory"]);
     let old = with(&shop, &[("DRIVER", "12080")], &train);
     refused(old, &["driver is one for CUDA 12.8", "those of CUDA 13.0", "install a newer driver"]);
     if shop.succeeds("devices").out.contains("cuda       missing") {
@@ -268,8 +271,8 @@ fn a_gpu_without_room_says_what_would_fit() {
     with(&shop, &[("MEMORY", "1000000")], &full).failed(1, &["rank 0, before the model: the device has no room for"]);
 
     let train = |run: &str, rest: &str| format!("train {RECIPE} --backend cuda --set run.dir=runs/{run} {rest}");
-    succeeds(&shop, &[], &train("whole", "--set train.steps=4"));
-    succeeds(&shop, &[], &train("broken", "--set train.steps=2"));
+    ["whole", "broken"].iter().for_each(|run| drop(succeeds(&shop, &[], &train(run, "--set train.steps=2"))));
+    succeeds(&shop, &[], &train("whole", "--set train.steps=4 --resume"));
     let resumed = train("broken", "--set train.steps=4 --resume");
     with(&shop, &[("ROOM", "1200000")], &resumed).failed(1, &["step 3: rank 0", "with --resume it continues from"]);
     succeeds(&shop, &[], &resumed);
@@ -280,7 +283,8 @@ fn a_gpu_without_room_says_what_would_fit() {
 /// Where a call is refused that names itself, the message names it.
 #[test]
 fn a_launch_that_is_refused_ends_the_run() {
-    let words = ["step 3", "kernel `adamw`", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, too many resources requested for launch"];
+    let words =
+        ["step 3", "kernel `adamw`", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, too many resources requested for launch"];
     check_failure("", &[("FAIL", "launch:adamw:36")], &words);
     let words = ["step 3", "last in layer", "a product", "CUBLAS_STATUS_EXECUTION_FAILED"];
     check_failure("", &[("FAIL", "product:150")], &words);
@@ -289,7 +293,8 @@ fn a_launch_that_is_refused_ends_the_run() {
 /// A kernel that fails while it runs is told of by what is asked next, after which nothing works.
 #[test]
 fn a_kernel_that_fails_late_ends_the_run() {
-    let words = ["CUDA_ERROR_ILLEGAL_ADDRESS, an illegal memory access was encountered", "a kernel that was launched before"];
+    let words =
+        ["CUDA_ERROR_ILLEGAL_ADDRESS, an illegal memory access was encountered", "a kernel that was launched before"];
     check_failure("--ranks 2", &[("FAIL", "kernel:attention:10")], &[&["step 3"], &words[..]].concat());
 }
 
