@@ -89,9 +89,9 @@ fn find_libraries() -> Result<(), EngineError> {
             (blas_sys::is_culib_present(), "libcublas.so", wheels),
         ]
     };
-    let missing: Vec<String> = (found.into_iter())
-        .filter_map(|(is_there, library, hint)| (!is_there).then(|| format!("{library} is not to be found: {hint}")))
-        .collect();
+    let missing = found.into_iter().filter(|(is_there, ..)| !is_there);
+    let missing: Vec<String> =
+        missing.map(|(_, library, hint)| format!("{library} is not to be found: {hint}")).collect();
     if missing.is_empty() { Ok(()) } else { Err(EngineError::NoLibrary { missing: missing.join("; ") }) }
 }
 
