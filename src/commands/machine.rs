@@ -58,13 +58,15 @@ fn here(config: &Config, neighbours: usize) -> Result<Machine, CommandFailure> {
     let threads = launch::share_of_cores(&config.parallel, neighbours);
     let alone = Parallel { backend, threads: Some(threads), ..Parallel::of(1, 1) };
     let measured = launch::run(&alone, |rank| {
-        let flops = |dtype: Dtype| {
-            let rates = Mesh::new(rank.world.clone(), 1)?.measured(&rank.device, dtype)?.rates();
-            Ok::<_, guildhall_comm::Error>(rates.map_or(1.0, |rates| rates.flops))
-        };
-        Ok::<_, guildhall_comm::Error>(([flops(Dtype::F32)?, flops(Dtype::Bf16)?], copied(&rank.device)))
+        train::Error::or_of_device(&rank, || {
+            let flops = |dtype: Dtype| {
+                let rates = Mesh::new(rank.world.clone(), 1)?.measured(&rank.device, dtype)?.rates();
+                Ok::<_, train::Error>(rates.map_or(1.0, |rates| rates.flops))
+            };
+            Ok(([flops(Dtype::F32)?, flops(Dtype::Bf16)?], copied(&rank.device)))
+        })
     });
-    let (flops, bandwidth) = launch::first_cause(measured, |_: &guildhall_comm::Error| false)
+    let (flops, bandwidth) = launch::first_cause(measured, |_: &train::Error| false)
         .map_err(|failure| CommandFailure::Run(anyhow::anyhow!("{failure}")))?[0];
     let wire = LinkSpeed { latency_s: LATENCY, message_s: 0.0, bandwidth };
     Ok(Machine {

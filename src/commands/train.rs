@@ -142,8 +142,7 @@ fn end(
 fn advice(config: &Config, plan: &Forecast, failure: &RunFailure<StopKind>) -> String {
     match failure.kind {
         Some(StopKind::Budget { limit, peak }) => {
-            let remedy =
-                plan.remedy(config, limit, peak).map_or_else(|_| String::new(), |remedy| format!("\n  {remedy}"));
+            let remedy = plan.remedy(config, limit, peak).map_or(String::new(), |remedy| format!("\n  {remedy}"));
             let reached = checkpoint::newest(&config.run.dir).ok().flatten();
             let reached = reached.map(|folder| format!("\n  with --resume it continues from {}", folder.display()));
             return remedy + &reached.unwrap_or_default();
@@ -308,7 +307,8 @@ fn account(
     result: &Result<Outcome, RunFailure<StopKind>>,
 ) -> Result<Option<Summary>, CommandFailure> {
     let run = &job.config.run.dir;
-    if matches!(result, Err(failure) if failure.kind == Some(StopKind::Request)) {
+    let has_steps = run.join(metrics::METRICS_FILE).exists();
+    if matches!(result, Err(failure) if failure.kind == Some(StopKind::Request) || !has_steps) {
         return Ok(None);
     }
     let summary = summary(job, plan, result.as_ref().ok()).map_err(CommandFailure::run)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use guildhall_tensor::{Blocking, Device, EngineError, cuda_devices};
+use guildhall_tensor::{Blocking, CudaDevice, Device, EngineError, cuda_devices};
 
 use crate::parallel::Backend;
 
@@ -20,9 +20,16 @@ pub fn memory_apart(backend: Backend, ranks: usize) -> Option<u64> {
     if backend != Backend::Cuda {
         return None;
     }
-    let gpus = cuda_devices().ok()?;
-    let smallest = gpus.iter().map(|gpu| gpu.bytes as u64).min()?;
+    let gpus = gpus().ok()?;
+    let smallest = gpus.iter().map(|(_, gpu)| gpu.bytes as u64).min()?;
     Some(smallest / ranks.div_ceil(gpus.len()) as u64)
+}
+
+/// GPUs that ranks can compute on, by their numbers; where none is new enough all, of which each says what it lacks.
+fn gpus() -> Result<Vec<(usize, CudaDevice)>, EngineError> {
+    let all = cuda_devices()?.into_iter().enumerate();
+    let (new, old): (Vec<_>, Vec<_>) = all.partition(|(_, gpu)| gpu.is_new_enough());
+    Ok(if new.is_empty() { old } else { new })
 }
 
 /// The device of the rank at this place among those of its node, whose products use up to `threads` threads. GPUs are dealt
@@ -38,7 +45,10 @@ pub(super) fn device(
     let found = match backend {
         Backend::Cpu => Ok(Device::blocked(threads, blocking)),
         Backend::Simulated => Device::simulated(threads),
-        Backend::Cuda => cuda_devices().and_then(|gpus| Device::cuda(place % gpus.len().max(1), threads, false)),
+        Backend::Cuda => gpus().and_then(|gpus| {
+            let number = gpus.get(place % gpus.len().max(1)).map_or(0, |(number, _)| *number);
+            Device::cuda(number, threads, false)
+        }),
     };
     found.map_err(|reason| MissingBackend { backend, reason })
 }

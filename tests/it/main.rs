@@ -15,6 +15,7 @@ mod convert;
 mod convert_memory;
 mod crash;
 mod crossings;
+mod cuda;
 mod data;
 mod decode;
 mod degrees;

@@ -6,9 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{c_int, c_void};
-use std::fmt::{Debug, Display};
+use std::fmt::Display;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,11 +16,13 @@ use cudarc::cublas::result::{self as blas, CublasError};
 use cudarc::cublas::sys as blas_sys;
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, result};
-use cudarc::nvrtc::{self, CompileError, CompileOptions, Ptx};
+use cudarc::nvrtc::result::NvrtcError;
+use cudarc::nvrtc::{self, Ptx};
 
 use super::call::Launch;
 use super::compile::kept;
 use super::error::EngineError;
+use super::nvrtc::{KernelImage, compile, version as nvrtc_version};
 use super::pin::PinnedBytes;
 use super::sources::KernelSource;
 use super::{Accelerator, DeviceFailure, DeviceMatrix, DeviceMemory, DeviceProduct, DeviceStream, Event};
@@ -44,13 +46,24 @@ pub struct CudaDevice {
     pub bytes: usize,
 }
 
+impl CudaDevice {
+    /// Whether it has what kernels need.
+    pub fn is_new_enough(&self) -> bool {
+        self.capability >= OLDEST
+    }
+}
+
 /// The GPUs of this machine.
 ///
 /// # Errors
 /// If a library is missing, or the driver finds fault.
 pub fn cuda_devices() -> Result<Vec<CudaDevice>, EngineError> {
     find_libraries()?;
-    let count = CudaContext::device_count().map_err(|error| failed("counting devices", error))?;
+    let count = match CudaContext::device_count() {
+        // What the driver says where it is installed and there is no GPU.
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => 0,
+        count => count.map_err(|error| failed("counting devices", error))?,
+    };
     let about = |number: i32| -> Result<CudaDevice, DriverError> {
         let device = result::device::get(number)?;
         // SAFETY: the driver gave the device.
@@ -76,14 +89,27 @@ fn find_libraries() -> Result<(), EngineError> {
             (blas_sys::is_culib_present(), "libcublas.so", wheels),
         ]
     };
-    match found.into_iter().find(|(is_there, ..)| !is_there) {
-        Some((_, library, hint)) => Err(EngineError::NoLibrary { library, hint }),
-        None => Ok(()),
-    }
+    let missing = found.into_iter().filter(|(is_there, ..)| !is_there);
+    let missing: Vec<String> =
+        missing.map(|(_, library, hint)| format!("{library} is not to be found: {hint}")).collect();
+    if missing.is_empty() { Ok(()) } else { Err(EngineError::NoLibrary { missing: missing.join("; ") }) }
 }
 
-fn failed(what: &'static str, error: impl Debug) -> EngineError {
-    EngineError::Cuda { what, reason: format!("{error:?}") }
+/// A driver takes kernels of its own major version of CUDA and of older ones. The version of NVRTC.
+fn check_driver() -> Result<(i32, i32), EngineError> {
+    let (major, minor) = nvrtc_version().map_err(|error| failed("asking NVRTC for its version", error))?;
+    let mut driver = 0;
+    // SAFETY: the number is there to be written.
+    let asked = unsafe { sys::cuDriverGetVersion(&raw mut driver) }.result();
+    asked.map_err(|error| failed("asking the driver for its version", error))?;
+    if driver / 1000 < major {
+        return Err(EngineError::OldDriver { driver: (driver / 1000, driver % 1000 / 10), libraries: (major, minor) });
+    }
+    Ok((major, minor))
+}
+
+fn failed(what: &'static str, error: impl LibraryError) -> EngineError {
+    EngineError::Cuda { what, reason: error.told() }
 }
 
 /// An error of a library, in its words.
@@ -100,6 +126,12 @@ impl LibraryError for DriverError {
 }
 
 impl LibraryError for CublasError {
+    fn told(&self) -> String {
+        format!("{:?}", self.0)
+    }
+}
+
+impl LibraryError for NvrtcError {
     fn told(&self) -> String {
         format!("{:?}", self.0)
     }
@@ -154,10 +186,11 @@ impl Cuda {
         if capability < OLDEST {
             return Err(EngineError::TooOld { name, major, minor });
         }
+        let compiler = check_driver()?;
         let context = CudaContext::new(number).map_err(|error| failed("opening the device", error))?;
         let stream = || context.new_stream().map_err(|error| failed("making a stream", error));
         let streams = DeviceStream::ALL.iter().map(|_| stream()).collect::<Result<Vec<_>, _>>()?;
-        let modules = modules(&context, capability, sources)?;
+        let modules = modules(&context, capability, compiler, sources)?;
         let processors = context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
         let processors = processors.map_err(|error| failed("counting multiprocessors", error))?;
         let products = BlasHandle(blas::create_handle().map_err(|error| failed("starting cuBLAS", error))?);
@@ -200,43 +233,29 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Kernels for this architecture, compiled once and kept as PTX, by module.
+/// Kernels for this architecture by this version of NVRTC, compiled once and kept, by module.
 fn modules(
     context: &Arc<CudaContext>,
     (major, minor): (i32, i32),
+    compiler: (i32, i32),
     sources: &[KernelSource],
 ) -> Result<BTreeMap<&'static str, Arc<CudaModule>>, EngineError> {
-    let architecture = format!("--gpu-architecture=compute_{major}{minor}");
-    let place = |folder: &Path, source: &KernelSource| folder.join(source.module).with_extension("ptx");
-    let folder = kept(&architecture, sources, |folder| {
+    let architecture = format!("sm_{major}{minor}");
+    let place = |folder: &Path, source: &KernelSource| folder.join(source.module).with_extension("cubin");
+    let folder = kept((&architecture, compiler), sources, |folder| {
         sources.iter().try_for_each(|source| {
-            let (path, ptx) = (place(folder, source), compile(folder, source, &architecture)?);
-            fs::write(&path, ptx.to_src()).map_err(|source| EngineError::Folder { path, source })
+            let path = place(folder, source);
+            let kernels = compile(folder, source, &architecture, KernelImage::Cubin)?;
+            fs::write(&path, kernels).map_err(|source| EngineError::Folder { path, source })
         })
     })?;
     let load = |source: &KernelSource| {
-        let module = context.load_module(Ptx::from_file(place(&folder, source)));
-        Ok((source.module, module.map_err(|error| failed("loading kernels", error))?))
+        let path: PathBuf = place(&folder, source);
+        let module = context.load_module(Ptx::from_file(path.clone()));
+        let unloadable = |error: DriverError| EngineError::Unloadable { path, reason: error.told() };
+        Ok((source.module, module.map_err(unloadable)?))
     };
     sources.iter().map(load).collect()
-}
-
-fn compile(folder: &Path, source: &KernelSource, architecture: &str) -> Result<Ptx, EngineError> {
-    let options = CompileOptions {
-        include_paths: vec![folder.display().to_string()],
-        options: vec![architecture.to_owned(), "--std=c++17".to_owned()],
-        // As on the host: products and sums are fused where a kernel says so.
-        fmad: Some(false),
-        name: Some(format!("{}.cu", source.module)),
-        ..CompileOptions::default()
-    };
-    nvrtc::compile_ptx_with_opts(&source.text, options).map_err(|error| {
-        let log = match error {
-            CompileError::CompileError { log, .. } => log.to_string_lossy().into_owned(),
-            other => other.to_string(),
-        };
-        EngineError::Refused { compiler: "NVRTC".to_owned(), module: source.module.to_owned(), log }
-    })
 }
 
 impl Accelerator for Cuda {
@@ -387,29 +406,5 @@ fn blas_type(of: &DeviceMatrix) -> blas_sys::cudaDataType {
     match of.elements.dtype() {
         Dtype::Bf16 => blas_sys::cudaDataType_t::CUDA_R_16BF,
         _ => blas_sys::cudaDataType_t::CUDA_R_32F,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::gpu::compile::write_sources;
-    use crate::gpu::sources;
-
-    /// By the options that a run compiles with, for the oldest architecture and for Hopper's.
-    #[test]
-    #[ignore = "needs NVRTC's library, and takes a while"]
-    fn kernels_compile_by_nvrtc() {
-        let (sources, folder) = (sources::all(), std::env::temp_dir().join(format!("kernels-{}", std::process::id())));
-        write_sources(&folder, &sources).unwrap();
-        for architecture in ["--gpu-architecture=compute_80", "--gpu-architecture=compute_90"] {
-            for source in &sources {
-                let ptx = compile(&folder, source, architecture).unwrap_or_else(|error| panic!("{error}")).to_src();
-                assert!(ptx.contains(".visible .entry"), "{} has no kernel", source.module);
-                let by_tensor_cores = ptx.contains("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32");
-                assert_eq!(by_tensor_cores, source.module == "attention", "products of {}", source.module);
-            }
-        }
-        fs::remove_dir_all(folder).unwrap();
     }
 }

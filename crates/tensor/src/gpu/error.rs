@@ -16,8 +16,14 @@ pub enum EngineError {
     Homeless,
     #[error("{path} has no kernels that can be loaded ({reason}): remove its folder, and it is made anew")]
     Unloadable { path: PathBuf, reason: String },
-    #[error("{library} is not to be found: {hint}")]
-    NoLibrary { library: &'static str, hint: &'static str },
+    /// All that are missing, each with what to do.
+    #[error("{missing}")]
+    NoLibrary { missing: String },
+    #[error(
+        "NVIDIA's driver is one for CUDA {}.{}, and the libraries are those of CUDA {}.{}: install a newer driver",
+        driver.0, driver.1, libraries.0, libraries.1
+    )]
+    OldDriver { driver: (i32, i32), libraries: (i32, i32) },
     #[error("this machine has {count} GPUs, and the one numbered {number} is wanted")]
     NoDevice { number: usize, count: usize },
     #[error("{name} has compute capability {major}.{minor}; bf16 needs 8.0 or later")]

@@ -19,6 +19,7 @@ mod error;
 mod failure;
 mod matrix;
 mod memory;
+mod nvrtc;
 mod order;
 mod pass;
 mod pin;

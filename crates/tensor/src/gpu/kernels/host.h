@@ -25,6 +25,13 @@ void run(void (*body)(Params...), void** arguments, u32 grid, u32 group, Places<
     for (block = 0; block < blocks; block++) body(*(Params*)arguments[Is]...);
 }
 
+// Bytes of each parameter, for who keeps them until the kernel runs. How many there are.
+template <class... Params> u32 sizes(void (*)(Params...), u32* to) {
+    const u32 bytes[] = {(u32)sizeof(Params)...};
+    for (u32 i = 0; i < sizeof...(Params); i++) to[i] = bytes[i];
+    return sizeof...(Params);
+}
+
 // Whether there is a thread whose turn comes after so many.
 inline bool turn(u32 before) {
     thread = block % 2 ? threads - 1 - before : before;
@@ -49,6 +56,7 @@ template <class T> void forget(T* memory, u64 count) { memset((void*)memory, 0xf
     extern "C" void simulated_##name(void** arguments, u32 blocks, u32 threads) {                              \
         simulated::run(name##_block, arguments, blocks, threads, decltype(name##_places(name##_block))());     \
     }                                                                                                          \
+    extern "C" u32 parameters_of_##name(u32* sizes) { return simulated::sizes(name##_block, sizes); }          \
     static void name##_block params
 
 DEVICE u32 thread() { return simulated::thread; }

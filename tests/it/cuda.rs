@@ -1,0 +1,313 @@
+//! The engine of NVIDIA's GPUs without one: the real program beside libraries that stand for the driver, NVRTC and cuBLAS
+//! (`tests/fake_cuda/`), whose driver is as late as a device may be, notices what is misused and fails where it is told to.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+use std::{env, fs};
+
+use guildhall_tensor::{Device, find_compiler};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::program::{Finished, RECIPE, RUN, Workshop, damage, finished, hexadecimal};
+
+/// As of other backends (`backends.rs`).
+const ROUNDING: f64 = 1e-5;
+const ROUNDING_BF16: f64 = 1.0 / 256.0;
+
+/// What programs exit with that the driver ended.
+const MISUSED: i32 = 96;
+
+/// What stands for each library, by the name that NVIDIA gives it.
+const LIBRARIES: [(&str, &str); 3] =
+    [("libcuda.so.1", "driver.cpp"), ("libnvrtc.so.13", "nvrtc.cpp"), ("libcublas.so.13", "cublas.cpp")];
+
+const COMPILERS: [&str; 3] = ["c++", "g++", "clang++"];
+
+fn runs(compiler: &&str) -> bool {
+    Command::new(compiler).arg("--version").output().is_ok_and(|said| said.status.success())
+}
+
+/// The folder with the three.
+static FAKE: LazyLock<PathBuf> = LazyLock::new(make_libraries);
+
+/// Compiled anew where their sources are others.
+fn make_libraries() -> PathBuf {
+    // With the kernels, which the compiler's substitute finds where the simulated device keeps them.
+    Device::simulated(1).unwrap_or_else(|error| panic!("{error}"));
+    let compiler = find_compiler().unwrap_or_else(|error| panic!("{error}"));
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_cuda");
+    let mut hasher = Sha256::new_with_prefix(&compiler.version);
+    let files = LIBRARIES.iter().map(|(_, source)| *source).chain(["fake_cuda.h"]);
+    files.for_each(|file| hasher.update(fs::read(sources.join(file)).unwrap()));
+    let name = format!("fake_cuda-{}", &hexadecimal(&hasher.finalize())[..16]);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    if folder.exists() {
+        return folder;
+    }
+    // Another program may be making them, too.
+    let draft = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for (library, source) in LIBRARIES {
+        let options = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden"];
+        let mut command = Command::new(COMPILERS.into_iter().find(runs).expect("one of them compiled the kernels"));
+        command.args(options).arg("-Wl,-z,nodelete").arg(sources.join(source)).arg("-ldl");
+        let made = command.arg("-o").arg(draft.path().join(library)).output().unwrap();
+        assert!(made.status.success(), "{source}: {}", String::from_utf8_lossy(&made.stderr));
+    }
+    let _ = fs::rename(draft.path(), &folder);
+    folder
+}
+
+/// A folder with some of the libraries.
+fn only(shop: &Workshop, libraries: &[&str]) -> PathBuf {
+    let folder = shop.path(&format!("libraries-{}", libraries.len()));
+    fs::create_dir_all(&folder).unwrap();
+    libraries.iter().for_each(|library| symlink(FAKE.join(library), folder.join(library)).unwrap());
+    folder
+}
+
+/// The program on a machine with these libraries and settings of `FAKE_CUDA_...`.
+fn beside(shop: &Workshop, libraries: &Path, settings: &[(&str, &str)], arguments: &str) -> Finished {
+    let (mut command, kept) = (shop.command(arguments), env::home_dir().unwrap().join(".cache/guildhall"));
+    // What is kept for this GPU is of use to nobody else.
+    command.env("HOME", home(shop, &kept)).env("LD_LIBRARY_PATH", libraries).env("FAKE_CUDA_KERNELS", kept);
+    command.env("FAKE_CUDA_REPORT", shop.path("report.json"));
+    command.envs(settings.iter().map(|(name, value)| (format!("FAKE_CUDA_{name}"), value)));
+    let finished = finished(command.output().unwrap());
+    assert_ne!(finished.code, Some(MISUSED), "{arguments}: {}", finished.err);
+    finished
+}
+
+/// A home with the kernels of the simulated device, so that nobody makes them again.
+fn home(shop: &Workshop, kept: &Path) -> PathBuf {
+    let (home, cache) = (shop.path("home"), shop.path("home/.cache/guildhall"));
+    if !cache.exists() {
+        fs::create_dir_all(&cache).unwrap();
+        let folders = fs::read_dir(kept).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+        folders.for_each(|folder| symlink(&folder, cache.join(folder.file_name().unwrap())).unwrap());
+    }
+    home
+}
+
+fn with(shop: &Workshop, settings: &[(&str, &str)], arguments: &str) -> Finished {
+    beside(shop, &FAKE, settings, arguments)
+}
+
+/// What must succeed on a GPU, and give back all that it took. The driver's counts.
+fn succeeds(shop: &Workshop, settings: &[(&str, &str)], arguments: &str) -> (Finished, Value) {
+    let finished = with(shop, settings, arguments);
+    assert_eq!(finished.code, Some(0), "{arguments}: {}", finished.err);
+    let report: Value = serde_json::from_str(&shop.read("report.json")).unwrap();
+    for (name, count) in report.as_object().unwrap() {
+        assert!(!name.starts_with("left ") || count == 0, "{arguments}: {name}: {count}");
+    }
+    assert_eq!(report["products that may sum in less than f32"], Value::Null, "{arguments}");
+    (finished, report)
+}
+
+/// Losses and gradient norms of a run.
+fn numbers(shop: &Workshop, run: &str) -> Vec<f64> {
+    let all = ["loss", "grad_norm"].map(|field| shop.series(run, field)).concat();
+    all.iter().map(|number| number.as_f64().expect("a number")).collect()
+}
+
+#[track_caller]
+fn assert_near(what: &str, got: &[f64], want: &[f64], tolerance: f64) {
+    let is_near = got.iter().zip(want).all(|(got, want)| (got - want).abs() <= tolerance * want.abs());
+    assert!(is_near && got.len() == want.len() && !got.is_empty(), "{what}: {got:?} instead of {want:?}");
+}
+
+/// Trains by the same options on a GPU and on the processor. The driver's counts.
+#[track_caller]
+fn check_training(options: &str, settings: &[(&str, &str)], tolerance: f64) -> Value {
+    let shop = Workshop::new();
+    let run = |backend: &str| format!("train {RECIPE} --backend {backend} --set train.steps=2 {options}");
+    shop.succeeds(&format!("{} --set run.dir=runs/cpu", run("cpu")));
+    let (_, report) = succeeds(&shop, settings, &format!("{} --set run.dir=runs/gpu", run("cuda")));
+    assert_near(options, &numbers(&shop, "runs/gpu"), &numbers(&shop, "runs/cpu"), tolerance);
+    report
+}
+
+fn count(report: &Value, name: &str) -> u64 {
+    report[name].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn a_gpu_is_listed_with_what_it_is() {
+    let shop = Workshop::new();
+    let told = succeeds(&shop, &[("DEVICES", "2")], "devices").0.out;
+    let one = "Fake GPU, 1 GiB, compute capability 9.0";
+    assert!(told.contains(&format!("cuda       ready    {one}; {one}\n")), "{told}");
+}
+
+/// Every library at once, and each with where to get it. Before anything is done.
+#[test]
+fn what_a_machine_lacks_is_told() {
+    let shop = Workshop::new();
+    let refused = |finished: Finished, words: &[&str]| {
+        finished.failed(2, &[&["parallel.backend = \"cuda\""], words].concat());
+        assert!(!shop.path(RUN).exists(), "a folder of a run that was refused");
+    };
+    let train = format!("train {RECIPE} --backend cuda");
+    refused(with(&shop, &[("DEVICES", "0")], &train), &["0 GPUs", "number"]);
+    refused(with(&shop, &[("CAPABILITY", "7.5")], &train), &["Fake GPU", "compute capability 7.5", "8.0 or later"]);
+    let unknown = ["NVRTC does not compile", "invalid value for --gpu-architecture=sm_99"];
+    refused(with(&shop, &[("CAPABILITY", "9.9")], &train), &unknown);
+    refused(with(&shop, &[("FAIL", "context:1")], &train), &["CUDA fails at opening the device", "out of memory"]);
+    let old = with(&shop, &[("DRIVER", "12080")], &train);
+    refused(old, &["driver is one for CUDA 12.8", "those of CUDA 13.0", "install a newer driver"]);
+    if shop.succeeds("devices").out.contains("cuda       missing") {
+        let devices = |libraries: &[&str]| beside(&shop, &only(&shop, libraries), &[], "devices").out;
+        let told = devices(&["libcuda.so.1"]);
+        let missing = ["libnvrtc.so is not to be found", "libcublas.so is not to be found", "LD_LIBRARY_PATH"];
+        missing.iter().for_each(|word| assert!(told.contains(word), "{word}: {told}"));
+        assert!(!told.contains("libcuda"), "{told}");
+        let told = devices(&["libnvrtc.so.13", "libcublas.so.13"]);
+        assert!(told.contains("libcuda.so.1 is not to be found: it comes with NVIDIA's driver"), "{told}");
+        assert!(!told.contains("libnvrtc"), "{told}");
+    }
+}
+
+/// Kernels are made for the GPU at hand: a driver that is older than NVRTC takes them if it is of the same major version. Those
+/// of another NVRTC are made anew.
+#[test]
+fn a_driver_may_be_older_than_the_libraries() {
+    let shop = Workshop::new();
+    succeeds(&shop, &[("LIBRARIES", "13020"), ("DRIVER", "13000")], "devices");
+    let kept = || fs::read_dir(shop.path("home/.cache/guildhall")).unwrap().count();
+    let before = kept();
+    succeeds(&shop, &[("LIBRARIES", "13020"), ("DRIVER", "13000")], "devices");
+    assert_eq!(kept(), before);
+    succeeds(&shop, &[], "devices");
+    assert_eq!(kept(), before + 1);
+    // What is kept may be damaged.
+    for folder in fs::read_dir(shop.path("home/.cache/guildhall")).unwrap().map(|entry| entry.unwrap().path()) {
+        if folder.is_dir() && !folder.is_symlink() {
+            fs::write(folder.join("attention.cubin"), "").unwrap();
+        }
+    }
+    let told = with(&shop, &[], "devices").out;
+    let words = ["attention.cubin has no kernels that can be loaded", "CUDA_ERROR_INVALID_IMAGE", "remove its folder"];
+    words.iter().for_each(|word| assert!(told.contains(word), "{word}: {told}"));
+}
+
+#[test]
+fn a_gpu_trains_as_the_processor_does() {
+    let report = check_training("", &[], ROUNDING);
+    assert!(count(&report, "launches of attention") > 0 && count(&report, "products") > 0, "{report}");
+    check_training("--set train.dtype=bf16", &[], ROUNDING_BF16);
+}
+
+/// Two ranks are two engines: in one context of one GPU, or with a GPU each.
+#[test]
+fn ranks_share_gpus() {
+    check_training("--ranks 2", &[], ROUNDING);
+    check_training("--ranks 2 --set parallel.expert=2", &[("DEVICES", "2")], ROUNDING);
+}
+
+/// A GPU that is too old is there for others, wherever it is.
+#[test]
+fn ranks_compute_on_gpus_that_are_new_enough() {
+    for capabilities in ["7.5,9.0", "9.0,7.5"] {
+        check_training("--ranks 2", &[("DEVICES", "2"), ("CAPABILITY", capabilities)], ROUNDING);
+    }
+}
+
+/// On threads and streams of its own, through pinned memory that is read and written late.
+#[test]
+fn state_beside_a_gpu_comes_and_goes() {
+    let small = "--set memory.tile=500 --set train.steps=3";
+    for options in ["--set memory.offload=host", "--set memory.offload=file --set train.dtype=bf16 --ranks 2"] {
+        let tolerance = if options.contains("bf16") { ROUNDING_BF16 } else { ROUNDING };
+        let report = check_training(&format!("{options} {small}"), &[], tolerance);
+        assert!(count(&report, "bytes from pinned memory") > 0 && count(&report, "bytes to pinned memory") > 0);
+    }
+}
+
+#[test]
+fn a_gpu_evaluates_and_generates() {
+    let shop = Workshop::new();
+    shop.train("--set train.steps=2");
+    let latest = format!("{RUN}/checkpoints/latest");
+    let evaluate = format!("evaluate {latest} --rows 8 --backend");
+    let loss = |out: &str| serde_json::from_str::<Value>(out).unwrap()["eval_loss"].as_f64().unwrap();
+    let got = loss(&succeeds(&shop, &[], &format!("{evaluate} cuda")).0.out);
+    assert_near("evaluate", &[got], &[loss(&shop.succeeds(&format!("{evaluate} cpu")).out)], ROUNDING);
+    let generate = format!("generate {latest} --prompt the --tokens 12 --backend ");
+    let got = succeeds(&shop, &[], &format!("{generate}cuda")).0.out;
+    assert_eq!(got, shop.succeeds(&format!("{generate}cpu")).out);
+}
+
+/// A run that ends after step 2, whatever failed: the message, and the undisturbed losses when it goes on.
+#[track_caller]
+fn check_failure(options: &str, settings: &[(&str, &str)], words: &[&str]) {
+    let shop = Workshop::new();
+    let train = |run: &str, rest: &str| {
+        let small = "--set train.eval_every=4 --set train.checkpoint_every=2";
+        format!("train {RECIPE} --backend cuda {small} --set run.dir=runs/{run} {options} {rest}")
+    };
+    succeeds(&shop, &[], &train("whole", "--set train.steps=4"));
+    let told = with(&shop, settings, &train("broken", "--set train.steps=4"));
+    told.failed(1, &[&["rank 0", "--resume continues from"], words].concat());
+    assert_eq!(damage(&shop.checkpoint("runs/broken", 2)), None, "{settings:?}");
+    succeeds(&shop, &[], &train("broken", "--set train.steps=4 --resume"));
+    let [whole, broken] = ["whole", "broken"].map(|run| numbers(&shop, &format!("runs/{run}")));
+    assert_eq!(broken, whole, "{settings:?}");
+}
+
+/// What there is no room for: before anything is done by what the device has, and on the way by what it gives.
+#[test]
+fn a_gpu_without_room_says_what_would_fit() {
+    let shop = Workshop::new();
+    let large = format!("train {RECIPE} --backend cuda --set train.batch_tokens=16384");
+    let fits = "what fits: --set train.micro_batch=";
+    with(&shop, &[("MEMORY", "48000000")], &large).failed(2, &["its devices have 48.0 MB free for 1 rank", fits]);
+    let words = ["step 1: rank 0, last in layer", "the device has no room for", "CUDA_ERROR_OUT_OF_MEMORY", fits];
+    with(&shop, &[("ROOM", "40000000")], &large).failed(1, &words);
+    // Too full even for measuring what would fit.
+    let full = format!("train {RECIPE} --backend cuda");
+    with(&shop, &[("MEMORY", "1000000")], &full).failed(1, &["rank 0, before the model: the device has no room for"]);
+
+    let train = |run: &str, rest: &str| format!("train {RECIPE} --backend cuda --set run.dir=runs/{run} {rest}");
+    ["whole", "broken"].iter().for_each(|run| drop(succeeds(&shop, &[], &train(run, "--set train.steps=2"))));
+    succeeds(&shop, &[], &train("whole", "--set train.steps=4 --resume"));
+    let resumed = train("broken", "--set train.steps=4 --resume");
+    with(&shop, &[("ROOM", "1200000")], &resumed).failed(1, &["step 3: rank 0", "with --resume it continues from"]);
+    succeeds(&shop, &[], &resumed);
+    let [whole, broken] = ["whole", "broken"].map(|run| numbers(&shop, &format!("runs/{run}")));
+    assert_eq!(broken, whole);
+}
+
+/// Where a call is refused that names itself, the message names it.
+#[test]
+fn a_launch_that_is_refused_ends_the_run() {
+    let words =
+        ["step 3", "kernel `adamw`", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, too many resources requested for launch"];
+    check_failure("", &[("FAIL", "launch:adamw:36")], &words);
+    let words = ["step 3", "last in layer", "a product", "CUBLAS_STATUS_EXECUTION_FAILED"];
+    check_failure("", &[("FAIL", "product:150")], &words);
+}
+
+/// A kernel that fails while it runs is told of by what is asked next, after which nothing works.
+#[test]
+fn a_kernel_that_fails_late_ends_the_run() {
+    let words =
+        ["CUDA_ERROR_ILLEGAL_ADDRESS, an illegal memory access was encountered", "a kernel that was launched before"];
+    check_failure("--ranks 2", &[("FAIL", "kernel:attention:10")], &[&["step 3"], &words[..]].concat());
+}
+
+/// On the thread that moves state, in either direction.
+#[test]
+fn a_gpu_that_is_lost_while_state_moves_ends_the_run() {
+    let options = "--set memory.offload=host --set memory.tile=500";
+    for (kind, number) in [("fetch", 500), ("keep", 500)] {
+        let plan = format!("{kind}:{number}");
+        check_failure(options, &[("FAIL", &plan)], &["CUDA_ERROR_LAUNCH_FAILED, unspecified launch failure"]);
+    }
+    let shop = Workshop::new();
+    let told = with(&shop, &[("FAIL", "pin:2")], &format!("train {RECIPE} --backend cuda {options}"));
+    told.failed(1, &["rank 0, before the model: the device fails at pinning", "out of memory", "start again"]);
+    assert!(!told.err.contains("account"), "{}", told.err);
+}
