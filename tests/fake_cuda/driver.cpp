@@ -249,14 +249,22 @@ CUresult usable() {
 
 size_t in_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
-// The block of memory that has an address.
-bool holds(const void* address, size_t bytes) {
-    if (!current) return false;
+// Whether bytes are in one block of memory.
+bool holds(const Context& context, const void* address, size_t bytes) {
     uintptr_t first = (uintptr_t)address;
-    auto next = current->memory.upper_bound(first);
-    if (next == current->memory.begin()) return false;
+    auto next = context.memory.upper_bound(first);
+    if (next == context.memory.begin()) return false;
     auto [start, size] = *--next;
     return first + bytes <= start + size;
+}
+
+bool holds(const void* address, size_t bytes) { return current && holds(*current, address, bytes); }
+
+bool any_holds(const void* address, size_t bytes) {
+    for (Context& context : contexts) {
+        if (holds(context, address, bytes)) return true;
+    }
+    return false;
 }
 
 enum Pinned { NOT, PARTLY, WHOLLY };
@@ -426,6 +434,13 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(int device) {
     context.held = 0;
     context.lost = SUCCESS;
     report();
+    return SUCCESS;
+}
+
+EXPORT CUresult cuCtxEnablePeerAccess(Context* peer, unsigned flags) {
+    BEGIN;
+    if (flags || !peer || peer == current || !peer->retained) return INVALID_VALUE;
+    count("devices that reach another", 1);
     return SUCCESS;
 }
 
@@ -667,9 +682,11 @@ EXPORT CUresult cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void
     return current->lost;
 }
 
+// All devices have one address space: `from` may be another one's.
 EXPORT CUresult cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
     BEGIN;
-    if (!holds((void*)to, bytes) || !holds((void*)from, bytes)) fake::misuse("a copy on the device goes beyond its memory");
+    if (!holds((void*)to, bytes) || !any_holds((void*)from, bytes)) fake::misuse("a copy on the device goes beyond its memory");
+    count("bytes within devices", (long long)bytes);
     auto work = copying("copy", [=] { memmove((void*)to, (void*)from, bytes); });
     queue(*find_stream(stream), Operation{"a copy on the device", work, nullptr, 0, 0, 0});
     return SUCCESS;
@@ -709,9 +726,12 @@ EXPORT CUresult cuStreamSynchronize(void* stream) {
     return current->lost;
 }
 
+// A stream may wait for another context's event.
 EXPORT CUresult cuStreamWaitEvent(void* stream, Event* event, unsigned) {
     BEGIN;
-    if (!current->events.count(event)) return INVALID_HANDLE;
+    bool is_there = false;
+    for (Context& context : contexts) is_there |= context.events.count(event) > 0;
+    if (!is_there) return INVALID_HANDLE;
     if (event->stream) queue(*find_stream(stream), Operation{"an event", nullptr, event->stream, event->up_to, 0, 0});
     return SUCCESS;
 }

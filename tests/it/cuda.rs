@@ -200,11 +200,16 @@ fn a_gpu_trains_as_the_processor_does() {
     check_training("--set train.dtype=bf16", &[], ROUNDING_BF16);
 }
 
-/// Two ranks are two engines: in one context of one GPU, or with a GPU each.
+/// Two ranks are two engines: in one context of one GPU, or with a GPU each. What they exchange goes from device to device.
 #[test]
 fn ranks_share_gpus() {
-    check_training("--ranks 2", &[], ROUNDING);
-    check_training("--ranks 2 --set parallel.expert=2", &[("DEVICES", "2")], ROUNDING);
+    let report = check_training("--ranks 2", &[], ROUNDING);
+    let within = |report: &Value| count(report, "bytes within devices");
+    assert!(within(&report) > 0 && count(&report, "devices that reach another") == 0);
+    let report = check_training("--ranks 2 --set parallel.expert=2", &[("DEVICES", "2")], ROUNDING);
+    assert!(within(&report) > 0 && count(&report, "devices that reach another") == 2);
+    let zero = "--ranks 2 --set parallel.zero=3 --set train.dtype=bf16";
+    assert!(within(&check_training(zero, &[("DEVICES", "2")], ROUNDING_BF16)) > 0);
 }
 
 /// A GPU that is too old is there for others, wherever it is.
