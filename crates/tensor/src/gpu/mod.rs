@@ -10,10 +10,11 @@
 //!
 //! There are two engines. [`simulated`] compiles the kernels for the host, and checks the order of what it is asked to do
 //! ([`order`]). [`cuda`] compiles them for an NVIDIA GPU, whose addresses, streams and events the trait has. Products are of
-//! the engines ([`products`]).
+//! the engines. Some lines are several of both ([`composed`]).
 
 mod call;
 mod compile;
+pub(crate) mod composed;
 mod cuda;
 mod error;
 mod failure;
@@ -22,9 +23,10 @@ mod memory;
 mod order;
 mod pass;
 mod pin;
-pub(crate) mod products;
+mod products;
 mod simulated;
 mod sources;
+mod sums;
 #[cfg(test)]
 mod tests;
 mod twin;

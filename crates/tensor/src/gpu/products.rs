@@ -1,5 +1,5 @@
-//! Products on accelerators: the lines of the table that are marked `as product`, made of the engine's product of two
-//! matrices and of kernels in between.
+//! Products on accelerators: the composed lines of the table that are made of the engine's product of two matrices and of
+//! kernels in between.
 //!
 //! An engine multiplies two matrices of one type. Where one factor is bf16, the other is rounded first, as the CPU does
 //! while it packs; counts of rows by expert are on the host, so experts are a loop.

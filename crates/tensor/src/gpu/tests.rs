@@ -57,7 +57,7 @@ fn parameters(name: &str, source: &str) -> Option<Vec<String>> {
 #[test]
 fn every_line_of_the_table_has_its_kernel_with_its_parameters() {
     let mut wrong = Vec::new();
-    for TableLine { module, name, outputs, inputs, arguments, .. } in TABLE.iter().filter(|line| !line.is_product) {
+    for TableLine { module, name, outputs, inputs, arguments, .. } in TABLE.iter().filter(|line| !line.is_composed) {
         let source = MODULES.iter().find(|(of, _)| of == module).map(|(_, source)| source);
         let found = source.and_then(|source| parameters(name, source));
         let outputs = outputs.iter().map(|kind| operand(kind, true));

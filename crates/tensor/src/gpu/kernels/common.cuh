@@ -135,6 +135,15 @@ DEVICE void set_or_add(Any to, u64 i, float x, u32 accumulate) {
     store(to, i, accumulate ? load(to, i) + x : x);
 }
 
+// An f64 in two halves: `f64` in the table of kernels.
+DEVICE double load_double(Span<const u32> from, u64 i) {
+    return double_of((u64)from.data[2 * i + 1] << 32 | from.data[2 * i]);
+}
+DEVICE void store_double(Span<u32> to, u64 i, double x) {
+    to.data[2 * i] = (u32)bits_of(x);
+    to.data[2 * i + 1] = (u32)(bits_of(x) >> 32);
+}
+
 // --- arguments: the fields of the Rust types of these names, in their order ------------------------------------------
 
 struct Range {

@@ -23,6 +23,18 @@ template <class T, class Term> DEVICE T block_total(T* partial, u64 n, Term term
     return block_sum(partial);
 }
 
+// sums[b] = the sum of `term(i)` in f64 over the `length` terms of each of n terms' stretches, a block each
+template <class Term> DEVICE void sum_stretches(Span<u32> sums, u64 length, u64 n, Term term) {
+    SHARED(double, partial, MAX_THREADS);
+    BLOCKS(stretch, sums.len / 2) {
+        u64 first = stretch * length;
+        double sum = block_total(partial, least(n - first, length), [=](u64 i) { return term(first + i); });
+        THREADS {
+            if (thread() == 0) store_double(sums, stretch, sum);
+        }
+    }
+}
+
 // The columns that a block sums at once: as many neighbours as one access to memory brings.
 constexpr u32 STRIP = 32;
 
