@@ -237,7 +237,7 @@ kernels! {
     /// `dw (+)= g^T x`: g `[R, out]`, x `[R, in]`.
     product::weight_gradient(dw: any, scratch: scratch) reads (g: f32, x: any) with (widths: [usize; 2], accumulate: bool) as composed;
     /// The sums of some rows' columns.
-    product::column_sums(sums: f32) reads (x: f32) with (rows: usize, accumulate: bool) within (sums_of(x));
+    product::column_sums(sums: f32) reads (x: f32) with (rows: usize, accumulate: bool) within (sums_of(x)) as composed;
     /// Every row of some becomes `row`.
     product::fill_rows(out: any) reads (row: any) with (rows: usize);
 
@@ -269,7 +269,7 @@ kernels! {
     /// `out = x / sqrt(mean(x^2) + eps) w` by rows; `inverse` gets 1 / sqrt(...).
     norm::rms_norm(out: any, inverse: f32) reads (x: any, w: f32) with (eps: f32);
     norm::rms_norm_back(dx: f32) reads (x: any, w: f32, g: f32, inverse: f32) with (accumulate: bool);
-    norm::rms_norm_back_weight(dw: f32) reads (x: any, g: f32, inverse: f32) with ();
+    norm::rms_norm_back_weight(dw: f32) reads (x: any, g: f32, inverse: f32) with () as composed;
     /// `out[row] = sum_i x[row, i]^2`.
     norm::square_sums(out: f32) reads (x: f32) with ();
     norm::square_sums_back(dx: f32) reads (x: f32, g: f32) with (accumulate: bool);
@@ -281,7 +281,7 @@ kernels! {
     /// `out = (x - mean) / sqrt(variance + eps) w + b` by rows; `moments` gets mean and inverse deviation.
     norm::layer_norm(out: any, moments: f32) reads (x: any, w: f32, b: f32) with (eps: f32);
     norm::layer_norm_back(dx: f32) reads (x: any, w: f32, g: f32, moments: f32) with (accumulate: bool);
-    norm::layer_norm_back_weight(dw: f32) reads (x: any, g: f32, moments: f32) with ();
+    norm::layer_norm_back_weight(dw: f32) reads (x: any, g: f32, moments: f32) with () as composed;
 
     /// The two moments of each row that a norm divides by.
     denorm::row_moments(out: f32) reads (x: f32) with (width: usize, kind: NormMoments, eps: f32);
@@ -291,7 +291,8 @@ kernels! {
     denorm::denormalise(out: f32) reads (x: f32, moments: f32, w: f32, b: f32) with ();
     denorm::denormalise_back(dx: f32) reads (moments: f32, w: f32, g: f32) with (accumulate: bool);
     denorm::denormalise_back_moments(dm: f32) reads (x: f32, w: f32, b: f32, g: f32) with ();
-    denorm::denormalise_back_affine(dw: f32, db: f32) reads (x: f32, moments: f32, w: f32, b: f32, g: f32) with ();
+    denorm::denormalise_back_affine(dw: f32, db: f32) reads (x: f32, moments: f32, w: f32, b: f32, g: f32) with ()
+        as composed;
 
     // --- softmax and what follows it --------------------------------------------------------------------------------
     softmax::softmax(out: f32) reads (x: f32) with (width: usize);
@@ -312,14 +313,15 @@ kernels! {
     gather::gather(out: any) reads (x: any, index: u32) with (width: usize, accumulate: bool)
         moves (out.len() * (out.dtype().bytes() + x.dtype().bytes()));
     /// `out[index[i]] (+)= x[i]`, rows that nothing adds to being zero.
-    gather::scatter_add(out: f32) reads (x: f32, index: u32) with (width: usize, accumulate: bool) within (sums_of(x));
+    gather::scatter_add(out: f32) reads (x: f32, index: u32) with (width: usize, accumulate: bool) within (sums_of(x))
+        as composed;
     /// `out[t] = sum_j w[t, j] x[places[t, j]]`.
     gather::weighted_sum(out: any) reads (x: any, w: f32, places: u32) with (width: Width);
     /// `dw[t, j] = <x[places[t, j]], g[t]>`.
     gather::weighted_sum_back_weights(dw: f32) reads (x: any, g: f32, places: u32) with (width: Width);
     /// `dx[places[t, j]] (+)= w[t, j] g[t]`.
     gather::weighted_sum_back_rows(dx: f32) reads (g: f32, w: f32, places: u32)
-        with (width: Width, accumulate: bool);
+        with (width: Width, accumulate: bool) as composed;
     /// `out[i] = x[order[i]]`, or `w[c] x[order[i]] + carried[c]` with `c = carriers[i]` where there is such a row.
     gather::carry(out: any) reads (x: any, w: f32, carried: any, order: u32, carriers: u32) with (width: usize);
     /// `dx[i] (+)= g[places[i]]`, or `w[c] g[places[i]]` with `c = carriers[places[i]]`.
@@ -331,7 +333,7 @@ kernels! {
     embedding::look_up(out: any) reads (table: any, ids: u32) with (first: usize, width: usize)
         moves (2 * out.len() * out.dtype().bytes());
     embedding::look_up_back(table: any, scratch: scratch) reads (g: f32, ids: u32)
-        with (first: usize, width: usize, accumulate: bool) within (sums_of(g));
+        with (first: usize, width: usize, accumulate: bool) within (sums_of(g)) as composed;
 
     // --- loss -------------------------------------------------------------------------------------------------------
     /// Logits of some rows become `exp(logit - top)`; `statistics` gets top, sum and target of each row.

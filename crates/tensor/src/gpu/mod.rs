@@ -18,6 +18,7 @@ pub(crate) mod composed;
 mod cuda;
 mod error;
 mod failure;
+mod indexed;
 mod matrix;
 mod memory;
 mod order;

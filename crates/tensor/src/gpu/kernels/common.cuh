@@ -33,6 +33,7 @@ DEVICE u32 block_count() { return gridDim.x; }
 DEVICE u32 warp() { return threadIdx.x / 32; }
 DEVICE u32 warps() { return blockDim.x / 32; }
 DEVICE void barrier() { __syncthreads(); }
+DEVICE u32 exchange(u32* at, u32 value) { return atomicExch(at, value); }
 DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
 DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 DEVICE u64 bits_of(double x) { return __double_as_longlong(x); }

@@ -58,6 +58,11 @@ DEVICE u32 block_count() { return simulated::blocks; }
 DEVICE u32 warp() { return simulated::warp; }
 DEVICE u32 warps() { return simulated::threads / 32; }
 DEVICE void barrier() {}
+DEVICE u32 exchange(u32* at, u32 value) {
+    u32 before = *at;
+    *at = value;
+    return before;
+}
 
 template <class To, class From> static inline To with_bits_of(From from) {
     static_assert(sizeof(To) == sizeof(From), "as many bits");
