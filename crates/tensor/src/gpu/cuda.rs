@@ -4,6 +4,8 @@
 //! A stream is CUDA's, and so is an event. Kernels are launched with as many threads as fill the device, whatever their
 //! size: they go over their elements in strides.
 
+mod groups;
+
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_void};
 use std::fmt::{Debug, Display};
@@ -17,6 +19,8 @@ use cudarc::cublas::sys as blas_sys;
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, result};
 use cudarc::nvrtc::{self, CompileError, CompileOptions, Ptx};
+
+use groups::ProductGroups;
 
 use super::call::Launch;
 use super::compile::kept;
@@ -116,6 +120,7 @@ fn done<T, E: LibraryError>(result: Result<T, E>, what: impl Display) -> T {
 pub(super) struct Cuda {
     // Dropped before its stream and the context.
     products: Mutex<BlasHandle>,
+    groups: Mutex<ProductGroups>,
     context: Arc<CudaContext>,
     /// By [`DeviceStream`].
     streams: Vec<Arc<CudaStream>>,
@@ -168,7 +173,16 @@ impl Cuda {
         let set = unsafe { blas_sys::cublasSetMathMode(products.0, mode) }.result();
         set.map_err(|error| failed("having cuBLAS sum in f32", error))?;
         let (functions, products, blocks) = (Mutex::default(), Mutex::new(products), processors as u32 * BLOCKS_EACH);
-        Ok(Cuda { context, streams, modules, functions, products, pinned: PinnedBytes::default(), blocks })
+        Ok(Cuda {
+            context,
+            streams,
+            modules,
+            functions,
+            products,
+            pinned: PinnedBytes::default(),
+            blocks,
+            groups: Mutex::default(),
+        })
     }
 
     fn stream(&self, stream: DeviceStream) -> &CudaStream {
@@ -346,6 +360,13 @@ impl Accelerator for Cuda {
             )
         };
         done(begun, "a product");
+    }
+
+    fn multiply_all(&self, stream: DeviceStream, device: &Device, products: &[DeviceProduct]) {
+        assert_eq!(stream, DeviceStream::Compute, "cuBLAS has one stream");
+        if !self.multiply_together(products) {
+            products.iter().for_each(|product| self.multiply(stream, device, product));
+        }
     }
 }
 

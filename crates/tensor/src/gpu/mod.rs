@@ -109,6 +109,11 @@ pub(crate) trait Accelerator: Debug + Send + Sync {
 
     /// Begins a product. Does not wait. An engine whose products are the CPU's takes the threads of `device`.
     fn multiply(&self, stream: DeviceStream, device: &Device, product: &DeviceProduct);
+
+    /// Begins products of which none writes what another reads or writes. Does not wait.
+    fn multiply_all(&self, stream: DeviceStream, device: &Device, products: &[DeviceProduct]) {
+        products.iter().for_each(|product| self.multiply(stream, device, product));
+    }
 }
 
 /// An engine, and who checks its results.
@@ -141,6 +146,10 @@ impl Gpu {
 
     fn multiply(&self, device: &Device, product: &DeviceProduct) {
         self.engine.multiply(DeviceStream::Compute, device, product);
+    }
+
+    fn multiply_all(&self, device: &Device, products: &[DeviceProduct]) {
+        self.engine.multiply_all(DeviceStream::Compute, device, products);
     }
 
     pub(crate) fn allocate(&self, bytes: usize) -> Result<DeviceMemory, String> {

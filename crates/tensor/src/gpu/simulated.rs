@@ -226,6 +226,12 @@ impl Accelerator for Simulated {
             multiply_into(device, to, elements(&a), elements(&b), &p);
         }
     }
+
+    /// One after the other, though a device may do them in any order.
+    fn multiply_all(&self, stream: DeviceStream, device: &Device, products: &[DeviceProduct]) {
+        DeviceProduct::assert_apart(products);
+        products.iter().for_each(|product| self.multiply(stream, device, product));
+    }
 }
 
 /// # Safety

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::simulated::Simulated;
 use super::sources::{self, MODULES};
 use super::{
-    Accelerator, Call, DeviceFailure, Gpu, KernelArgument, OperandKind, SimulatedLimits, TwinTolerance, compare,
-    on_device,
+    Accelerator, Call, DeviceFailure, DeviceMatrix, DeviceProduct, Gpu, KernelArgument, OperandKind, SimulatedLimits,
+    TwinTolerance, compare, on_device,
 };
 use crate::cpu::gather::Width;
 use crate::cpu::grouped_swiglu::Widths;
@@ -255,4 +255,22 @@ fn sums_of_squares_have_the_bits_of_the_host() {
     for range in [3..1_500_007, 5..5, 7..20_000, 11..12] {
         sums.add(1, &x, range);
     }
+}
+
+/// A device may do products in any order, so two of them must not write to the same elements.
+#[test]
+fn products_of_a_list_are_apart() {
+    let device = Device::simulated(1).unwrap();
+    let Engine::Accelerator(gpu) = device.engine() else { panic!("an accelerator") };
+    let [c, a] = [(); 2].map(|()| Tensor::zeros(&device, &[3, 3]));
+    let rows = |of: &Tensor, start: usize| {
+        let whole = DeviceMatrix { elements: of.device_elements(), first: 0, rows: 3, cols: 3, transposed: false };
+        whole.at_rows(start, 1)
+    };
+    let whole = DeviceMatrix { rows: 3, first: 0, ..rows(&a, 0) };
+    let product = |start: usize| DeviceProduct { c: rows(&c, start), a: rows(&a, start), b: whole, accumulate: true };
+    gpu.multiply_all(&device, &[product(2), product(0), product(1)]);
+    let twice = || gpu.multiply_all(&device, &[product(0), product(2), product(0)]);
+    let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(twice)).unwrap_err();
+    assert_eq!(told.downcast_ref::<&str>(), Some(&"products that write to the same elements"));
 }
