@@ -32,6 +32,7 @@ mod sums;
 mod tests;
 mod twin;
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -97,6 +98,12 @@ pub(crate) trait Accelerator: Debug + Send + Sync {
 
     /// Begins a kernel. Does not wait.
     fn launch(&self, stream: DeviceStream, launch: &Launch);
+
+    /// Of each kernel's launch with the most bytes for a block: those of its largest operand, and how many blocks had anything
+    /// to do. Nothing, of an engine that does not look.
+    fn shares(&self) -> BTreeMap<&'static str, [u64; 2]> {
+        BTreeMap::new()
+    }
 
     /// What the stream has been asked for up to now.
     fn record(&self, stream: DeviceStream) -> Event;
@@ -164,6 +171,11 @@ impl Gpu {
     /// Pins bytes of the host until the pin is dropped, which is before the bytes are gone.
     pub(crate) fn pin(&self, bytes: &[u8]) -> PagePin {
         PagePin::new(&self.engine, bytes)
+    }
+
+    /// See [`Accelerator::shares`].
+    pub(crate) fn shares(&self) -> BTreeMap<&'static str, [u64; 2]> {
+        self.engine.shares()
     }
 
     /// Waits until all kernels are done.

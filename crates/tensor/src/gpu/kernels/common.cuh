@@ -33,6 +33,7 @@ DEVICE u32 block_count() { return gridDim.x; }
 DEVICE u32 warp() { return threadIdx.x / 32; }
 DEVICE u32 warps() { return blockDim.x / 32; }
 DEVICE void barrier() { __syncthreads(); }
+DEVICE bool note_work() { return true; }
 DEVICE u32 exchange(u32* at, u32 value) { return atomicExch(at, value); }
 DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
 DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
@@ -81,7 +82,7 @@ DEVICE void multiply_add(Sums& sums, const LeftFactor& left, const RightFactor& 
 #endif
 
 // `i` goes over 0..n, one block each.
-#define BLOCKS(i, n) for (u64 i = block_index(), i##_end = (n); i < i##_end; i += block_count())
+#define BLOCKS(i, n) for (u64 i = block_index(), i##_end = (n); i < i##_end && note_work(); i += block_count())
 
 // The most threads of a block; their number is a power of two, and at least a warp's.
 constexpr u32 MAX_THREADS = 256;
