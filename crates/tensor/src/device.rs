@@ -152,6 +152,15 @@ impl Device {
         }
     }
 
+    /// Of each kernel of a simulated accelerator that has been launched, the launch whose blocks had the most to do: bytes of
+    /// the largest operand, and how many blocks had anything to do.
+    pub fn block_shares(&self) -> BTreeMap<&'static str, [u64; 2]> {
+        match &self.engine {
+            Engine::Accelerator(gpu) => gpu.shares(),
+            Engine::Host | Engine::Sizes(_) => BTreeMap::new(),
+        }
+    }
+
     /// Runs a kernel.
     pub(crate) fn timed<R>(&self, kernel: &'static str, run: impl FnOnce() -> R) -> R {
         let Some(times) = self.times.get() else { return run() };

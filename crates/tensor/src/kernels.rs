@@ -4,7 +4,7 @@
 //! function of that name in `cpu/`, which has the same arguments as slices; where tensors are sizes it notes the launch; on
 //! an accelerator it launches the kernel of that name in `gpu/kernels/`, of the file named as the module, with the same
 //! parameters in the same order. Where results are checked, it must agree with the CPU's, `within` a tolerance if not that of
-//! most. `as product` marks what is made of matrix products, which accelerators have of their own.
+//! most. `as composed` marks what accelerators make of several launches, or of matrix products, which they have of their own.
 //! Kernels allocate nothing that counts: temporaries are operands, made by the op, so that they are seen on any engine.
 //!
 //! `accumulate` says whether a kernel adds to what its first operand holds. `any` operands are f32 or bf16; `f64` ones have
@@ -25,7 +25,7 @@ use crate::cpu::select::Among;
 use crate::cpu::variation::RowGroup;
 use crate::device::Engine;
 use crate::draws::Draws;
-use crate::gpu::{Call, KernelArgument, OperandKind, TwinTolerance, compare, products, rounding_of, sums_of};
+use crate::gpu::{Call, KernelArgument, OperandKind, TwinTolerance, compare, composed, rounding_of, sums_of};
 use crate::ops::NormMoments;
 use crate::row_ids::RowIds;
 use crate::tensor::Tensor;
@@ -98,7 +98,7 @@ macro_rules! accelerated {
     }};
 }
 
-/// The kernel of a line's name or, of products, the function.
+/// The kernel of a line's name or, of composed lines, the function.
 macro_rules! launched {
     ([] $gpu:ident $device:ident $module:ident $name:ident
         [$($out:ident: $out_kind:ident),*] [$($in:ident: $in_kind:ident),*] [$($argument:ident),*]
@@ -109,11 +109,11 @@ macro_rules! launched {
         $(KernelArgument::pass($argument, &mut call);)*
         call.launch();
     }};
-    ([product] $gpu:ident $device:ident $module:ident $name:ident
+    ([composed] $gpu:ident $device:ident $module:ident $name:ident
         [$($out:ident: $out_kind:ident),*] [$($in:ident: $in_kind:ident),*] [$($argument:ident),*]
     ) => {{
         $($out.assert_unique();)*
-        products::$name($gpu, &$device, $($out,)* $($in,)* $($argument),*)
+        composed::$name($gpu, &$device, $($out,)* $($in,)* $($argument),*)
     }};
 }
 
@@ -172,7 +172,7 @@ macro_rules! kernels {
         outputs: &[stringify!($first_kind) $(, stringify!($out_kind))*],
         inputs: &[$(stringify!($in_kind)),*],
         arguments: &[$(stringify!($type)),*],
-        is_product: !<[&str]>::is_empty(&[$(stringify!($way))?]),
+        is_composed: !<[&str]>::is_empty(&[$(stringify!($way))?]),
     }),*];
     };
 }
@@ -186,7 +186,7 @@ pub(crate) struct TableLine {
     pub(crate) outputs: &'static [&'static str],
     pub(crate) inputs: &'static [&'static str],
     pub(crate) arguments: &'static [&'static str],
-    pub(crate) is_product: bool,
+    pub(crate) is_composed: bool,
 }
 
 kernels! {
@@ -219,7 +219,7 @@ kernels! {
     /// `rows[r] * width + i`.
     elementwise::drop_elements(out: f32) reads (x: f32) with (p: f32, draws: Draws, rows: &RowIds, accumulate: bool);
     /// `out[0] = sum x y`, in f64.
-    elementwise::dot(out: f32) reads (x: f32, y: f32) with ();
+    elementwise::dot(out: f32) reads (x: f32, y: f32) with () as composed;
     /// `out = f(x)`.
     activation::activate(out: any) reads (x: any) with (f: Pointwise);
     /// `dx (+)= f'(x) g`.
@@ -233,43 +233,43 @@ kernels! {
 
     // --- products -------------------------------------------------------------------------------------------------
     /// `out[rows of p] (+)= a b`.
-    product::multiply_into(out: any) reads (a: any, b: any) with (p: &Product) as product;
+    product::multiply_into(out: any) reads (a: any, b: any) with (p: &Product) as composed;
     /// `dw (+)= g^T x`: g `[R, out]`, x `[R, in]`.
-    product::weight_gradient(dw: any, scratch: scratch) reads (g: f32, x: any) with (widths: [usize; 2], accumulate: bool) as product;
+    product::weight_gradient(dw: any, scratch: scratch) reads (g: f32, x: any) with (widths: [usize; 2], accumulate: bool) as composed;
     /// The sums of some rows' columns.
-    product::column_sums(sums: f32) reads (x: f32) with (rows: usize, accumulate: bool) within (sums_of(x));
+    product::column_sums(sums: f32) reads (x: f32) with (rows: usize, accumulate: bool) within (sums_of(x)) as composed;
     /// Every row of some becomes `row`.
     product::fill_rows(out: any) reads (row: any) with (rows: usize);
 
     // --- products by expert: `counts[e]` rows of expert e, one expert after the other -------------------------------
     /// `y[rows of e] (+)= x[rows of e] (W_e or W_e^T)`, w `[E, rows, cols]`.
     grouped::grouped_multiply(y: any) reads (x: any, w: any)
-        with (counts: &[usize], w_dims: [usize; 2], by_transpose: bool, accumulate: bool) as product;
+        with (counts: &[usize], w_dims: [usize; 2], by_transpose: bool, accumulate: bool) as composed;
     /// `dW_e (+)= g[rows of e]^T x[rows of e]`; zeros for an expert without rows.
     grouped::grouped_weight_gradient(dw: any, scratch: scratch) reads (g: any, x: any)
-        with (counts: &[usize], widths: [usize; 2], accumulate: bool) as product;
+        with (counts: &[usize], widths: [usize; 2], accumulate: bool) as composed;
     /// Each row becomes its expert's bias.
     grouped::grouped_fill(y: any) reads (bias: any) with (counts: &[usize]);
     /// Each expert's sum of rows.
     grouped::grouped_bias_gradient(db: f32) reads (g: f32) with (counts: &[usize], accumulate: bool)
         within (sums_of(g));
     /// Gate and up of every row.
-    grouped_swiglu::gate_and_up(kept: any) reads (x: any, first: any) with (counts: &[usize], widths: Widths) as product;
+    grouped_swiglu::gate_and_up(kept: any) reads (x: any, first: any) with (counts: &[usize], widths: Widths) as composed;
     /// The same, and the experts' results while they are in cache.
     grouped_swiglu::swiglu_experts(kept: any, y: any) reads (x: any, first: any, second: any)
-        with (counts: &[usize], widths: Widths) within (rounding_of(second)) as product;
+        with (counts: &[usize], widths: Widths) within (rounding_of(second)) as composed;
     /// The results from gate and up.
     grouped_swiglu::from_gate_and_up(y: any) reads (kept: any, second: any) with (counts: &[usize], widths: Widths)
-        within (rounding_of(second)) as product;
+        within (rounding_of(second)) as composed;
     /// Turns gate and up into their gradients, fills `hidden` with the gated products and `dx` with the rows' gradient.
     grouped_swiglu::swiglu_experts_back(kept: any, hidden: any, dx: f32) reads (g: f32, first: any, second: any)
-        with (counts: &[usize], widths: Widths, accumulate: bool) within (rounding_of(second)) as product;
+        with (counts: &[usize], widths: Widths, accumulate: bool) within (rounding_of(second)) as composed;
 
     // --- norms ----------------------------------------------------------------------------------------------------
     /// `out = x / sqrt(mean(x^2) + eps) w` by rows; `inverse` gets 1 / sqrt(...).
     norm::rms_norm(out: any, inverse: f32) reads (x: any, w: f32) with (eps: f32);
     norm::rms_norm_back(dx: f32) reads (x: any, w: f32, g: f32, inverse: f32) with (accumulate: bool);
-    norm::rms_norm_back_weight(dw: f32) reads (x: any, g: f32, inverse: f32) with ();
+    norm::rms_norm_back_weight(dw: f32) reads (x: any, g: f32, inverse: f32) with () as composed;
     /// `out[row] = sum_i x[row, i]^2`.
     norm::square_sums(out: f32) reads (x: f32) with ();
     norm::square_sums_back(dx: f32) reads (x: f32, g: f32) with (accumulate: bool);
@@ -281,7 +281,7 @@ kernels! {
     /// `out = (x - mean) / sqrt(variance + eps) w + b` by rows; `moments` gets mean and inverse deviation.
     norm::layer_norm(out: any, moments: f32) reads (x: any, w: f32, b: f32) with (eps: f32);
     norm::layer_norm_back(dx: f32) reads (x: any, w: f32, g: f32, moments: f32) with (accumulate: bool);
-    norm::layer_norm_back_weight(dw: f32) reads (x: any, g: f32, moments: f32) with ();
+    norm::layer_norm_back_weight(dw: f32) reads (x: any, g: f32, moments: f32) with () as composed;
 
     /// The two moments of each row that a norm divides by.
     denorm::row_moments(out: f32) reads (x: f32) with (width: usize, kind: NormMoments, eps: f32);
@@ -291,7 +291,8 @@ kernels! {
     denorm::denormalise(out: f32) reads (x: f32, moments: f32, w: f32, b: f32) with ();
     denorm::denormalise_back(dx: f32) reads (moments: f32, w: f32, g: f32) with (accumulate: bool);
     denorm::denormalise_back_moments(dm: f32) reads (x: f32, w: f32, b: f32, g: f32) with ();
-    denorm::denormalise_back_affine(dw: f32, db: f32) reads (x: f32, moments: f32, w: f32, b: f32, g: f32) with ();
+    denorm::denormalise_back_affine(dw: f32, db: f32) reads (x: f32, moments: f32, w: f32, b: f32, g: f32) with ()
+        as composed;
 
     // --- softmax and what follows it --------------------------------------------------------------------------------
     softmax::softmax(out: f32) reads (x: f32) with (width: usize);
@@ -299,7 +300,7 @@ kernels! {
     /// `ln sum exp(x[r])` for every row.
     softmax::log_sum_exp(lse: f32) reads (x: f32) with (width: usize);
     /// `out[0] = sum_r weights[r] lse[r]^2`, in f64.
-    softmax::weighted_squares(out: f32) reads (lse: f32, weights: f32) with ();
+    softmax::weighted_squares(out: f32) reads (lse: f32, weights: f32) with () as composed;
     softmax::weighted_squares_back(dx: f32) reads (x: f32, lse: f32, weights: f32, g: f32)
         with (width: usize, accumulate: bool);
     /// Columns `index` of each row, and what `among` makes of them.
@@ -315,14 +316,15 @@ kernels! {
     gather::gather(out: any) reads (x: any, index: u32) with (width: usize, accumulate: bool)
         moves (out.len() * (out.dtype().bytes() + x.dtype().bytes()));
     /// `out[index[i]] (+)= x[i]`, rows that nothing adds to being zero.
-    gather::scatter_add(out: f32) reads (x: f32, index: u32) with (width: usize, accumulate: bool) within (sums_of(x));
+    gather::scatter_add(out: f32) reads (x: f32, index: u32) with (width: usize, accumulate: bool) within (sums_of(x))
+        as composed;
     /// `out[t] = sum_j w[t, j] x[places[t, j]]`.
     gather::weighted_sum(out: any) reads (x: any, w: f32, places: u32) with (width: Width);
     /// `dw[t, j] = <x[places[t, j]], g[t]>`.
     gather::weighted_sum_back_weights(dw: f32) reads (x: any, g: f32, places: u32) with (width: Width);
     /// `dx[places[t, j]] (+)= w[t, j] g[t]`.
     gather::weighted_sum_back_rows(dx: f32) reads (g: f32, w: f32, places: u32)
-        with (width: Width, accumulate: bool);
+        with (width: Width, accumulate: bool) as composed;
     /// `out[i] = x[order[i]]`, or `w[c] x[order[i]] + carried[c]` with `c = carriers[i]` where there is such a row.
     gather::carry(out: any) reads (x: any, w: f32, carried: any, order: u32, carriers: u32) with (width: usize);
     /// `dx[i] (+)= g[places[i]]`, or `w[c] g[places[i]]` with `c = carriers[places[i]]`.
@@ -334,7 +336,7 @@ kernels! {
     embedding::look_up(out: any) reads (table: any, ids: u32) with (first: usize, width: usize)
         moves (2 * out.len() * out.dtype().bytes());
     embedding::look_up_back(table: any, scratch: scratch) reads (g: f32, ids: u32)
-        with (first: usize, width: usize, accumulate: bool) within (sums_of(g));
+        with (first: usize, width: usize, accumulate: bool) within (sums_of(g)) as composed;
 
     // --- loss -------------------------------------------------------------------------------------------------------
     /// Logits of some rows become `exp(logit - top)`; `statistics` gets top, sum and target of each row.
@@ -350,7 +352,7 @@ kernels! {
     /// The sum of each of as many equal stretches of losses.
     cross_entropy::stretch_sums(sums: f32) reads (losses: f32) with ();
     /// `out[0] = scale sum losses`, in f64, block by block.
-    cross_entropy::total(out: f32) reads (losses: f32) with (block: usize, scale: f32);
+    cross_entropy::total(out: f32) reads (losses: f32) with (block: usize, scale: f32) as composed;
 
     // --- columns ----------------------------------------------------------------------------------------------------
     /// `out (+)=` columns of x.
@@ -418,7 +420,8 @@ kernels! {
     adamw::adamw_of_strip(weights: any, state: f32) reads () with (rule: &AdamW, first: usize, strips: Strips)
         moves (28 * strips.len);
     /// `sums[place] += sum x[range]^2`, an f64 in two halves.
-    adamw::add_squares(sums: f64) reads (x: f32) with (place: usize, range: Range<usize>) moves (4 * range.len());
+    adamw::add_squares(sums: f64) reads (x: f32) with (place: usize, range: Range<usize>) moves (4 * range.len())
+        as composed;
 }
 
 #[cfg(test)]

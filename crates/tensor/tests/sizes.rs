@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use guildhall_tensor::ops::{
     AttentionShape, AttentionSpans, CachedTerms, KvCache, NOWHERE, NormMoments, Relative, RowGroup, ScoreTerms,
-    Stretches, attend_cached, causal_keys, cross_keys, reach, rotary_tables,
+    SquareSums, Stretches, attend_cached, causal_keys, cross_keys, reach, rotary_tables,
 };
 use guildhall_tensor::{
-    Cause, Device, Draws, Dtype, Kept, Parameter, Part, Purpose, Recompute, RowIds, Tape, Tensor, Var,
+    Cause, Device, Draws, Dtype, Kept, Parameter, Part, Purpose, Recompute, RowIds, SimulatedLimits, Tape, Tensor, Var,
 };
 
 const TOKENS: usize = 24;
@@ -20,13 +20,14 @@ const HEADS: AttentionShape = AttentionShape { heads: 4, kv_heads: 2, head_dim: 
 /// Parameters by what they are for.
 struct Weights {
     device: Arc<Device>,
+    tokens: usize,
     all: Vec<Parameter>,
 }
 
 impl Weights {
-    fn new(device: &Arc<Device>, dtype: Dtype) -> Weights {
+    fn new(device: &Arc<Device>, dtype: Dtype, tokens: usize) -> Weights {
         let shapes: [&[usize]; 14] = [
-            &[32, D],
+            &[tokens.max(32), D],
             &[D],
             &[D],
             &[HEADS.width(), D],
@@ -38,7 +39,7 @@ impl Weights {
             &[2 * D, D],
             &[6, D],
             &[4, 4],
-            &[32],
+            &[tokens.max(32)],
             &[D, D],
         ];
         let parameter = |(i, shape): (usize, &&[usize])| {
@@ -47,7 +48,7 @@ impl Weights {
             let router = i == 5;
             Parameter::new(format!("w{i}"), if router { value } else { value.cast(dtype) })
         };
-        Weights { device: device.clone(), all: shapes.iter().enumerate().map(parameter).collect() }
+        Weights { device: device.clone(), tokens, all: shapes.iter().enumerate().map(parameter).collect() }
     }
 
     fn on(&self, tape: &Tape, which: usize) -> Var {
@@ -55,10 +56,11 @@ impl Weights {
     }
 
     fn attention(&self, tape: &Tape, x: &Var) -> Var {
-        let segments: Vec<u32> = (0..TOKENS).map(|t| (t / 8) as u32).collect();
-        let positions: Vec<u32> = (0..TOKENS).map(|t| (t % 8) as u32).collect();
+        let tokens = self.tokens;
+        let segments: Vec<u32> = (0..tokens).map(|t| (t / 8) as u32).collect();
+        let positions: Vec<u32> = (0..tokens).map(|t| (t % 8) as u32).collect();
         let rotary = rotary_tables(&self.device, &positions, HEADS.head_dim, 1e4);
-        let spans = AttentionSpans::new(&self.device, TOKENS / 2, &causal_keys(&segments, TOKENS / 2), Some(rotary));
+        let spans = AttentionSpans::new(&self.device, tokens / 2, &causal_keys(&segments, tokens / 2), Some(rotary));
         let x = x.rms_norm(&self.on(tape, 1), 1e-5);
         let qkv = x.rms_norm_of(&self.on(tape, 2), &x.square_sums(), 2 * D, 1e-5).linear(&self.on(tape, 3), None);
         let out = self.on(tape, 4);
@@ -66,11 +68,12 @@ impl Weights {
     }
 
     fn relative(&self, tape: &Tape, x: &Var) -> Var {
-        let stretches = Arc::new(Stretches::new(&self.device, &[0; TOKENS], TOKENS / 2, 4, 2));
+        let tokens = self.tokens;
+        let stretches = Arc::new(Stretches::new(&self.device, &vec![0; tokens], tokens / 2, 4, 2));
         let kv = x.linear_twice(&self.on(tape, 9));
         let [u, v] = [self.on(tape, 11), self.on(tape, 11)];
         let distances = self.on(tape, 10);
-        assert_eq!(distances.rows(), reach(TOKENS / 2, 4, 2));
+        assert_eq!(distances.rows(), reach(tokens / 2, 4, 2));
         let relative = Relative { distances: &distances, content_bias: &u, position_bias: &v };
         x.relative_attention([&kv[0], &kv[1]], relative, &stretches)
     }
@@ -82,15 +85,16 @@ impl Weights {
 
     /// Of the tokens to themselves, each row reading the other's like.
     fn cross(&self, x: &Var) -> Var {
-        let segments = [0; TOKENS];
-        let keys = cross_keys((&segments, TOKENS / 2), (&segments, TOKENS / 2));
-        let spans = AttentionSpans::new(&self.device, TOKENS / 2, &keys, None).across(TOKENS / 2);
+        let tokens = self.tokens;
+        let segments = vec![0; tokens];
+        let keys = cross_keys((&segments, tokens / 2), (&segments, tokens / 2));
+        let spans = AttentionSpans::new(&self.device, tokens / 2, &keys, None).across(tokens / 2);
         let shape = AttentionShape { kv_heads: HEADS.heads, ..HEADS };
-        let keys = x.columns(0..12).reshape(&[TOKENS * HEADS.heads, 3]).beside(&x.columns(3..4));
-        let keys = keys.reshape(&[TOKENS, D]);
+        let keys = x.columns(0..12).reshape(&[tokens * HEADS.heads, 3]).beside(&x.columns(3..4));
+        let keys = keys.reshape(&[tokens, D]);
         let plain = x.attention_to([&keys, &x.relu()], shape, &spans);
         let bias =
-            x.cast(Dtype::F32).gather_rows(0..TOKENS as u32 - 1).linear(&x.tape().constant(self.projection()), None);
+            x.cast(Dtype::F32).gather_rows(0..tokens as u32 - 1).linear(&x.tape().constant(self.projection()), None);
         let sinks = bias.gather_rows(0..1).reshape(&[HEADS.heads]);
         let terms = ScoreTerms { scale: Some(0.7), bias: Some(bias), sinks: Some(sinks) };
         plain.add(&x.attention_with([&x.scale(0.5), &x.relu()], shape, &spans, &terms))
@@ -98,20 +102,21 @@ impl Weights {
 
     /// A layer of experts, its losses added to one scalar.
     fn experts(&self, tape: &Tape, x: &Var) -> (Var, Var) {
+        let tokens = self.tokens;
         let logits = x.cast(Dtype::F32).linear(&self.on(tape, 5), None);
-        let chosen: Vec<u32> = (0..TOKENS * K).map(|i| if i == 5 { NOWHERE } else { (i % EXPERTS) as u32 }).collect();
+        let chosen: Vec<u32> = (0..tokens * K).map(|i| if i == 5 { NOWHERE } else { (i % EXPERTS) as u32 }).collect();
         let probabilities = logits.softmax();
         let weights = probabilities.select_normalised(&chosen, K).add(&logits.select_softmax(&chosen, K));
         let weights = weights.add(&logits.sigmoid().select(&chosen, K).scale(0.5));
-        let mut order: Vec<u32> = (0..(TOKENS * K) as u32).filter(|&i| i != 5).collect();
+        let mut order: Vec<u32> = (0..(tokens * K) as u32).filter(|&i| i != 5).collect();
         order.sort_by_key(|&i| i as usize % EXPERTS);
-        let mut places = vec![NOWHERE; TOKENS * K];
+        let mut places = vec![NOWHERE; tokens * K];
         order.iter().enumerate().for_each(|(place, &route)| places[route as usize] = place as u32);
         let mut counts = [0; EXPERTS];
         order.iter().for_each(|&route| counts[route as usize % EXPERTS] += 1);
-        let tokens: Vec<u32> = order.iter().map(|route| route / K as u32).collect();
+        let sources: Vec<u32> = order.iter().map(|route| route / K as u32).collect();
         let inputs = [self.on(tape, 6), self.on(tape, 7), self.on(tape, 8)];
-        let rows = tape.segment(Part::Experts, &x.gather_rows(&tokens), &inputs, move |rows, w| {
+        let rows = tape.segment(Part::Experts, &x.gather_rows(&sources), &inputs, move |rows, w| {
             rows.grouped_swiglu(&w[0], &w[1], &counts).grouped_linear(&w[1], Some(&w[2]), &counts)
         });
         let (numbers, carried) = (weights.gather_rows(&[2, 0]).select(&[0, 1], 1), x.gather_rows(&[1, 4]));
@@ -124,16 +129,17 @@ impl Weights {
         let variation = logits.chance_of_top(&sigma, &noisy, K).squared_variation(&groups);
         let importance = weights.scatter_columns(&chosen, EXPERTS).squared_variation(&groups);
         let even = probabilities.dot_constant(Tensor::filled(&self.device, logits.shape(), 0.01));
-        let z = logits.weighted_square_log_sum_exp(Tensor::filled(&self.device, &[TOKENS], 0.01));
+        let z = logits.weighted_square_log_sum_exp(Tensor::filled(&self.device, &[tokens], 0.01));
         (y, variation.add(&importance).add(&even).add(&z))
     }
 
     fn loss(&self, tape: &Tape, dtype: Dtype) -> Var {
-        let ids: Vec<u32> = (0..TOKENS as u32).collect();
+        let tokens = self.tokens;
+        let ids: Vec<u32> = (0..tokens as u32).collect();
         let mut x = self.on(tape, 0).embed(&ids, dtype).dropout(
             0.1,
             Draws::new(1, Purpose::Test, 0, 90),
-            RowIds::from(0..TOKENS as u64),
+            RowIds::from(0..tokens as u64),
         );
         x = x.add(&self.attention(tape, &x)).add(&self.relative(tape, &x)).add(&self.cross(&x));
         let (y, losses) = self.experts(tape, &x);
@@ -141,18 +147,18 @@ impl Weights {
         let moments = x.row_moments(NormMoments::Centred, 1e-5);
         x = x.denormalise(&moments, &self.on(tape, 1), Some(&self.on(tape, 2)));
         let dense = x.linear(&self.on(tape, 13), Some(&self.on(tape, 2))).gelu().relu();
-        let doubled = Var::concat_rows(vec![dense.clone(), dense]).reshape(&[TOKENS, 2 * D]);
+        let doubled = Var::concat_rows(vec![dense.clone(), dense]).reshape(&[tokens, 2 * D]);
         let doubled = doubled.swiglu().add(&doubled.clamped_swiglu(1.0));
-        let index: Vec<u32> = (0..TOKENS as u32).rev().collect();
-        let x = x.add(&doubled).scatter_add_rows(&index, TOKENS);
-        let targets: Vec<u32> = (0..TOKENS as u32).map(|t| if t == 3 { NOWHERE } else { t }).collect();
+        let index: Vec<u32> = (0..tokens as u32).rev().collect();
+        let x = x.add(&doubled).scatter_add_rows(&index, tokens);
+        let targets: Vec<u32> = (0..tokens as u32).map(|t| if t == 3 { NOWHERE } else { t }).collect();
         x.linear_cross_entropy(&self.on(tape, 0), Some(&self.on(tape, 12)), &targets, 0.1).add(&losses)
     }
 }
 
 /// What two steps leave in the books: live and peak bytes by cause, the peak of all, multiply-adds.
 fn books(device: &Arc<Device>, dtype: Dtype, parts: &[Part]) -> (Vec<[u64; 2]>, u64, u64) {
-    let weights = Weights::new(device, dtype);
+    let weights = Weights::new(device, dtype, TOKENS);
     let recompute = Recompute { parts: parts.to_vec(), keeps: vec![Kept::Decision] };
     for _ in 0..2 {
         let tape = Tape::new(device).recomputing(&recompute);
@@ -183,6 +189,49 @@ fn sizes_are_counted_as_the_host_counts() {
             assert!(idle.is_empty(), "kernels that move nothing: {idle:?}");
         }
     }
+}
+
+/// Bytes of a kernel's largest operand that are worth a block of their own.
+const BYTES_OF_BLOCK: u64 = 1 << 14;
+
+/// Kernels that leave a large operand to few blocks, and why.
+const FEW_BLOCKS: [(&str, &str); 5] = [
+    ("carry_back_weights", "reads few rows of a large operand"),
+    ("gather", "reads few rows of a large operand"),
+    (
+        "grouped_bias_gradient",
+        "has a block for 32 columns of an expert, of which models have hundreds and this test four",
+    ),
+    ("squared_variation", "is one block's: the loss of noisy gates, of a number for each token and expert"),
+    ("squared_variation_back", "is one block's, likewise: a row may be of several groups"),
+];
+
+/// What one block does alone takes a device as long as if it had no others, however right the result is.
+#[test]
+fn no_kernel_leaves_much_to_few_blocks() {
+    const BLOCKS: u32 = 64;
+    const TOKENS: usize = 1024;
+    let limits = SimulatedLimits { blocks: BLOCKS, ..SimulatedLimits::default() };
+    let device = Device::simulated_with(2, limits).expect("a C++ compiler");
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let weights = Weights::new(&device, dtype, TOKENS);
+        let tape = Tape::new(&device);
+        let loss = weights.loss(&tape, dtype);
+        tape.backward(&loss);
+    }
+    let tape = Tape::new(&device);
+    let x = tape.leaf(Tensor::filled(&device, &[TOKENS, D], 0.5));
+    let groups = [RowGroup { rows: (0..TOKENS as u32).collect(), elsewhere: Vec::new(), weight: 0.1, share: 1.0 }];
+    let even = x.dot_constant(Tensor::filled(&device, &[TOKENS, D], 0.1));
+    tape.backward(&x.squared_variation(&groups).add(&even));
+    let x = Tensor::filled(&device, &[1 << 20], 0.5);
+    SquareSums::zeros(&device, 1).add(0, &x, 0..x.len());
+    let shares = device.block_shares();
+    let judged = shares.values().filter(|[bytes, _]| *bytes >= 2 * BYTES_OF_BLOCK).count();
+    let is_few = |[bytes, busy]: &[u64; 2]| *busy < (bytes / BYTES_OF_BLOCK).min(BLOCKS.into());
+    let few: Vec<_> = shares.iter().filter(|(_, share)| is_few(share)).map(|(kernel, _)| *kernel).collect();
+    assert_eq!(few, FEW_BLOCKS.map(|(kernel, _)| kernel), "bytes and busy blocks: {shares:?}");
+    assert!(judged > 50, "{judged} kernels had much to do");
 }
 
 /// Kernels are noted under the part of the model that asked for them, going back too.

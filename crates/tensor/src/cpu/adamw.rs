@@ -166,10 +166,12 @@ pub(crate) fn add_squares(device: &Device, sums: &mut [u32], x: &[f32], place: u
     (*low, *high) = (sum.to_bits() as u32, (sum.to_bits() >> 32) as u32);
 }
 
+/// Elements whose squares are summed by themselves, on any engine.
+pub(crate) const SQUARES: usize = 1 << 14;
+
 /// In f64: the same bits for the same elements whatever the threads.
 fn sum_of_squares(device: &Device, x: &[f32]) -> f64 {
-    const BLOCK: usize = 1 << 14;
-    let blocks = x.len().div_ceil(BLOCK);
+    let blocks = x.len().div_ceil(SQUARES);
     let mut sums = vec![0.0f64; blocks];
     for_rows(
         device,
@@ -179,8 +181,8 @@ fn sum_of_squares(device: &Device, x: &[f32]) -> f64 {
         #[inline(always)]
         |first, run| {
             for (i, sum) in run.iter_mut().enumerate() {
-                let start = (first + i) * BLOCK;
-                *sum = squares(&x[start..(start + BLOCK).min(x.len())]);
+                let start = (first + i) * SQUARES;
+                *sum = squares(&x[start..(start + SQUARES).min(x.len())]);
             }
         },
     );

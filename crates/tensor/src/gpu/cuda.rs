@@ -4,6 +4,8 @@
 //! A stream is CUDA's, and so is an event. Kernels are launched with as many threads as fill the device, whatever their
 //! size: they go over their elements in strides.
 
+mod groups;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{c_int, c_void};
 use std::fmt::Display;
@@ -18,6 +20,8 @@ use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, result};
 use cudarc::nvrtc::result::NvrtcError;
 use cudarc::nvrtc::{self, Ptx};
+
+use groups::ProductGroups;
 
 use super::call::Launch;
 use super::compile::kept;
@@ -148,6 +152,7 @@ fn done<T, E: LibraryError>(result: Result<T, E>, what: impl Display) -> T {
 pub(crate) struct Cuda {
     // Dropped before its stream and the context.
     products: Mutex<BlasHandle>,
+    groups: Mutex<ProductGroups>,
     context: Arc<CudaContext>,
     /// By [`DeviceStream`].
     streams: Vec<Arc<CudaStream>>,
@@ -203,8 +208,8 @@ impl Cuda {
         let set = unsafe { blas_sys::cublasSetMathMode(products.0, mode) }.result();
         set.map_err(|error| failed("having cuBLAS sum in f32", error))?;
         let (functions, products, blocks) = (Mutex::default(), Mutex::new(products), processors as u32 * BLOCKS_EACH);
-        let (pinned, reached) = (PinnedBytes::default(), Mutex::default());
-        Ok(Cuda { context, streams, modules, functions, products, pinned, reached, blocks })
+        let (pinned, reached, groups) = (PinnedBytes::default(), Mutex::default(), Mutex::default());
+        Ok(Cuda { context, streams, modules, functions, products, pinned, reached, blocks, groups })
     }
 
     fn stream(&self, stream: DeviceStream) -> &CudaStream {
@@ -392,6 +397,13 @@ impl Accelerator for Cuda {
             )
         };
         done(begun, "a product");
+    }
+
+    fn multiply_all(&self, stream: DeviceStream, device: &Device, products: &[DeviceProduct]) {
+        assert_eq!(stream, DeviceStream::Compute, "cuBLAS has one stream");
+        if !self.multiply_together(products) {
+            products.iter().for_each(|product| self.multiply(stream, device, product));
+        }
     }
 }
 

@@ -43,6 +43,19 @@ pub(crate) struct DeviceProduct {
 }
 
 impl DeviceProduct {
+    /// # Panics
+    /// If two of them write to the same elements.
+    #[track_caller]
+    pub(super) fn assert_apart(products: &[DeviceProduct]) {
+        let written = |product: &DeviceProduct| {
+            let (of, first) = (&product.c, product.c.address());
+            first..first + (of.rows * of.cols * of.elements.dtype().bytes()) as u64
+        };
+        let mut written: Vec<_> = products.iter().map(written).filter(|range| !range.is_empty()).collect();
+        written.sort_by_key(|range| range.start);
+        assert!(written.is_sorted_by(|one, next| one.end <= next.start), "products that write to the same elements");
+    }
+
     /// Rows, inner length and columns.
     ///
     /// # Panics

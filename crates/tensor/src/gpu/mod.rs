@@ -10,26 +10,30 @@
 //!
 //! There are two engines. [`simulated`] compiles the kernels for the host, and checks the order of what it is asked to do
 //! ([`order`]). [`cuda`] compiles them for an NVIDIA GPU, whose addresses, streams and events the trait has. Products are of
-//! the engines ([`products`]).
+//! the engines. Some lines are several of both ([`composed`]).
 
 mod call;
 mod compile;
+pub(crate) mod composed;
 mod cuda;
 mod error;
 mod failure;
+mod indexed;
 mod matrix;
 mod memory;
 mod nvrtc;
 mod order;
 mod pass;
 mod pin;
-pub(crate) mod products;
+mod products;
 mod simulated;
 mod sources;
+mod sums;
 #[cfg(test)]
 mod tests;
 mod twin;
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -108,6 +112,12 @@ pub(crate) trait Accelerator: Debug + Send + Sync {
     /// Begins a kernel. Does not wait.
     fn launch(&self, stream: DeviceStream, launch: &Launch);
 
+    /// Of each kernel's launch with the most bytes for a block: those of its largest operand, and how many blocks had anything
+    /// to do. Nothing, of an engine that does not look.
+    fn shares(&self) -> BTreeMap<&'static str, [u64; 2]> {
+        BTreeMap::new()
+    }
+
     /// What the stream has been asked for up to now.
     fn record(&self, stream: DeviceStream) -> Event;
 
@@ -119,6 +129,11 @@ pub(crate) trait Accelerator: Debug + Send + Sync {
 
     /// Begins a product. Does not wait. An engine whose products are the CPU's takes the threads of `device`.
     fn multiply(&self, stream: DeviceStream, device: &Device, product: &DeviceProduct);
+
+    /// Begins products of which none writes what another reads or writes. Does not wait.
+    fn multiply_all(&self, stream: DeviceStream, device: &Device, products: &[DeviceProduct]) {
+        products.iter().for_each(|product| self.multiply(stream, device, product));
+    }
 }
 
 /// An engine, and who checks its results.
@@ -177,6 +192,10 @@ impl Gpu {
         self.engine.multiply(DeviceStream::Compute, device, product);
     }
 
+    fn multiply_all(&self, device: &Device, products: &[DeviceProduct]) {
+        self.engine.multiply_all(DeviceStream::Compute, device, products);
+    }
+
     pub(crate) fn allocate(&self, bytes: usize) -> Result<DeviceMemory, String> {
         DeviceMemory::new(&self.engine, bytes)
     }
@@ -189,6 +208,11 @@ impl Gpu {
     /// Pins bytes of the host until the pin is dropped, which is before the bytes are gone.
     pub(crate) fn pin(&self, bytes: &[u8]) -> PagePin {
         PagePin::new(&self.engine, bytes)
+    }
+
+    /// See [`Accelerator::shares`].
+    pub(crate) fn shares(&self) -> BTreeMap<&'static str, [u64; 2]> {
+        self.engine.shares()
     }
 
     /// Waits until all kernels are done.

@@ -1,8 +1,9 @@
-//! Products on accelerators: the lines of the table that are marked `as product`, made of the engine's product of two
-//! matrices and of kernels in between.
+//! Products on accelerators: the composed lines of the table that are made of the engine's product of two matrices and of
+//! kernels in between.
 //!
 //! An engine multiplies two matrices of one type. Where one factor is bf16, the other is rounded first, as the CPU does
-//! while it packs; counts of rows by expert are on the host, so experts are a loop.
+//! while it packs; counts of rows by expert are on the host, so experts are a list of products, which an engine may do
+//! together.
 
 #![allow(clippy::too_many_arguments, reason = "a function has the operands and arguments of its line of the table")]
 
@@ -139,13 +140,13 @@ fn multiply_by_expert(
     let (x, _x) = factor(gpu, device, matrix(x, inner), dtype);
     let (w, _w) = factor(gpu, device, matrix(w, w_cols), dtype);
     result(gpu, device, matrix(y, outer), dtype, accumulate, |y| {
-        let mut first = 0;
+        let (mut products, mut first) = (Vec::new(), 0);
         for (expert, &rows) in counts.iter().enumerate().filter(|(_, rows)| **rows > 0) {
-            let w = DeviceMatrix { transposed: by_transpose, ..w.at_rows(expert * w_rows, w_rows) };
-            let (c, a) = (y.at_rows(first, rows), x.at_rows(first, rows));
-            gpu.multiply(device, &DeviceProduct { c, a, b: w, accumulate });
+            let b = DeviceMatrix { transposed: by_transpose, ..w.at_rows(expert * w_rows, w_rows) };
+            products.push(DeviceProduct { c: y.at_rows(first, rows), a: x.at_rows(first, rows), b, accumulate });
             first += rows;
         }
+        gpu.multiply_all(device, &products);
     });
 }
 
@@ -176,7 +177,7 @@ fn gradient_by_expert(
     let (g, _g) = factor(gpu, device, matrix(g.device_elements(), outer), dtype);
     let (x, _x) = factor(gpu, device, matrix(x.device_elements(), inner), dtype);
     result(gpu, device, matrix(dw.device_elements(), inner), dtype, accumulate, |dw| {
-        let mut first = 0;
+        let (mut products, mut first) = (Vec::new(), 0);
         for (expert, &rows) in counts.iter().enumerate() {
             let c = dw.at_rows(expert * outer, outer);
             match rows {
@@ -184,11 +185,12 @@ fn gradient_by_expert(
                 0 => fill(gpu, device, c),
                 _ => {
                     let a = DeviceMatrix { transposed: true, ..g.at_rows(first, rows) };
-                    gpu.multiply(device, &DeviceProduct { c, a, b: x.at_rows(first, rows), accumulate });
+                    products.push(DeviceProduct { c, a, b: x.at_rows(first, rows), accumulate });
                 }
             }
             first += rows;
         }
+        gpu.multiply_all(device, &products);
     });
 }
 

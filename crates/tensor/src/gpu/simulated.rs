@@ -25,8 +25,6 @@ use crate::cpu::stored::{Stored, StoredRef};
 use crate::device::Device;
 use crate::dtype::Dtype;
 
-/// Few and odd, so that kernels go round their loops more than once with small tensors.
-const BLOCKS: u32 = 3;
 /// Two warps.
 const THREADS: u32 = 64;
 
@@ -39,8 +37,8 @@ const MARGIN: usize = 1024;
 /// That of device allocations.
 const ALIGN_BYTES: usize = 256;
 
-/// A kernel as `host.h` makes it: pointers to its parameters, blocks, threads of each.
-type KernelEntry = unsafe extern "C" fn(*const *const c_void, u32, u32);
+/// A kernel as `host.h` makes it: pointers to its parameters, blocks, threads of each. How many blocks had anything to do.
+type KernelEntry = unsafe extern "C" fn(*const *const c_void, u32, u32) -> u32;
 
 #[derive(Debug)]
 pub(super) struct Simulated {
@@ -52,6 +50,8 @@ pub(super) struct Simulated {
     /// Operations so far.
     asked: AtomicU64,
     pinned: PinnedBytes,
+    /// Of each kernel's launch with the most bytes for a block: see [`Accelerator::shares`].
+    shares: Mutex<BTreeMap<&'static str, [u64; 2]>>,
 }
 
 /// What a simulated device has of what a device has an end of.
@@ -61,12 +61,15 @@ pub struct SimulatedLimits {
     pub bytes: usize,
     /// Copies, launches and products. After so many the device is lost: all that follow fail.
     pub operations: u64,
+    /// Blocks of a launch.
+    pub blocks: u32,
 }
 
 impl Default for SimulatedLimits {
-    /// As much memory as the host has, and no end of operations.
+    /// As much memory as the host has, and no end of operations. Blocks are few and odd, so that kernels go round their loops
+    /// more than once with small tensors.
     fn default() -> SimulatedLimits {
-        SimulatedLimits { bytes: usize::MAX, operations: u64::MAX }
+        SimulatedLimits { bytes: usize::MAX, operations: u64::MAX, blocks: 3 }
     }
 }
 
@@ -75,7 +78,7 @@ impl Simulated {
     pub(super) fn new(limits: SimulatedLimits, sources: &[KernelSource]) -> Result<Simulated, EngineError> {
         let (libraries, order, held) = (compile::libraries(sources)?, Mutex::default(), Mutex::default());
         let (pinned, asked) = (PinnedBytes::default(), AtomicU64::new(0));
-        Ok(Simulated { libraries, order, limits, held, asked, pinned })
+        Ok(Simulated { libraries, order, limits, held, asked, pinned, shares: Mutex::default() })
     }
 
     /// Counts an operation, which fails if the device is lost.
@@ -94,6 +97,16 @@ impl Simulated {
 
     fn order(&self) -> MutexGuard<'_, UseOrder> {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_share(&self, launch: &Launch, busy: u32) {
+        let bytes = launch.operands().iter().map(|operand| operand.bytes as u64).max().unwrap_or(0);
+        let (now, mut shares) = ([bytes, busy.into()], self.shares.lock().unwrap_or_else(PoisonError::into_inner));
+        let share = |[bytes, busy]: [u64; 2]| bytes / busy.max(1);
+        let most = shares.entry(launch.name).or_default();
+        if share(now) >= share(*most) {
+            *most = now;
+        }
     }
 
     fn kernel(&self, module: &str, name: &str) -> KernelEntry {
@@ -202,7 +215,8 @@ impl Accelerator for Simulated {
         let parameters = launch.parameters();
         // SAFETY: the parameters are those of the kernel, which a test compares with the table of kernels; operands are
         // alive and, where they are written, nobody else's while `launch` borrows them.
-        unsafe { kernel(parameters.as_ptr(), BLOCKS, THREADS) };
+        let busy = unsafe { kernel(parameters.as_ptr(), self.limits.blocks, THREADS) };
+        self.note_share(launch, busy);
         for LaunchOperand { address, bytes, capacity, .. } in launch.operands() {
             let margin = (capacity - bytes).min(MARGIN);
             // SAFETY: the operand's memory is as large as its capacity and was filled when it was handed out.
@@ -210,6 +224,10 @@ impl Accelerator for Simulated {
             let is_untouched = behind.iter().all(|&byte| byte == UNWRITTEN);
             assert!(is_untouched, "kernel `{}` wrote behind the end of an operand of {bytes} bytes", launch.name);
         }
+    }
+
+    fn shares(&self) -> BTreeMap<&'static str, [u64; 2]> {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn record(&self, stream: DeviceStream) -> Event {
@@ -243,6 +261,12 @@ impl Accelerator for Simulated {
             };
             multiply_into(device, to, elements(&a), elements(&b), &p);
         }
+    }
+
+    /// One after the other, though a device may do them in any order.
+    fn multiply_all(&self, stream: DeviceStream, device: &Device, products: &[DeviceProduct]) {
+        DeviceProduct::assert_apart(products);
+        products.iter().for_each(|product| self.multiply(stream, device, product));
     }
 }
 

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use super::simulated::Simulated;
 use super::sources::{self, MODULES};
 use super::{
-    Accelerator, Call, DeviceFailure, Gpu, KernelArgument, OperandKind, SimulatedLimits, TwinTolerance, compare,
-    on_device,
+    Accelerator, Call, DeviceFailure, DeviceMatrix, DeviceProduct, Gpu, KernelArgument, OperandKind, SimulatedLimits,
+    TwinTolerance, compare, on_device,
 };
+use crate::cpu::gather::Width;
 use crate::cpu::grouped_swiglu::Widths;
 use crate::device::{Device, Engine};
 use crate::draws::{Draws, Purpose};
@@ -57,7 +58,7 @@ fn parameters(name: &str, source: &str) -> Option<Vec<String>> {
 #[test]
 fn every_line_of_the_table_has_its_kernel_with_its_parameters() {
     let mut wrong = Vec::new();
-    for TableLine { module, name, outputs, inputs, arguments, .. } in TABLE.iter().filter(|line| !line.is_product) {
+    for TableLine { module, name, outputs, inputs, arguments, .. } in TABLE.iter().filter(|line| !line.is_composed) {
         let source = MODULES.iter().find(|(of, _)| of == module).map(|(_, source)| source);
         let found = source.and_then(|source| parameters(name, source));
         let outputs = outputs.iter().map(|kind| operand(kind, true));
@@ -194,4 +195,82 @@ fn swiglu_experts_agree_in_either_type() {
         let g = drawn([rows, widths.outer], 3 << 20);
         kernels::swiglu_experts_back(&mut kept, &mut hidden, &mut dx, &g, &first, &second, &counts, widths, false);
     }
+}
+
+/// Rows with no source, one, several, and more than a block takes from a list; sources of no row; several blocks' columns.
+#[test]
+fn sums_of_rows_by_index_have_the_order_of_the_host() {
+    const SOURCES: usize = 4000;
+    const ROWS: usize = 50;
+    let row_of = |source: usize| match source % 5 {
+        0 | 1 => 7,
+        2 => ROWS as u32 + source as u32,
+        _ => (source * 31 % (ROWS - 1)) as u32,
+    };
+    let draws = Draws::new(5, Purpose::Test, 0, 0);
+    for (width, accumulate, dtype) in [(1, false, Dtype::F32), (1030, true, Dtype::F32), (5, true, Dtype::Bf16)] {
+        let sums = [Device::new(2), Device::simulated(1).unwrap()].map(|device| {
+            let drawn = |len: usize, first: u64| Tensor::from_fn(&device, &[len], |i| draws.normal(first + i as u64));
+            let rows: Vec<u32> = (0..SOURCES).map(row_of).collect();
+            let known: Vec<u32> = rows.iter().map(|row| row % ROWS as u32).collect();
+            let places: Vec<u32> = rows.iter().map(|&row| if row < ROWS as u32 { row } else { u32::MAX }).collect();
+            let [rows, known, places] = [rows, known, places].map(|rows| Tensor::from_index(&device, &rows));
+            let (g, w, to) = (drawn(SOURCES * width, 0), drawn(SOURCES, 1 << 40), drawn(ROWS * width, 1 << 41));
+            let (mut scattered, mut weighted, mut table) =
+                (to.to_owned_copy(), to.to_owned_copy(), to.to_owned_copy().cast(dtype));
+            let mut scratch = Tensor::zeros(&device, &[ROWS * width]);
+            kernels::scatter_add(&mut scattered, &g, &known, width, accumulate);
+            kernels::weighted_sum_back_rows(&mut weighted, &g, &w, &places, Width { k: 1, row: width }, accumulate);
+            kernels::look_up_back(&mut table, &mut scratch, &g, &rows, 0, width, accumulate);
+            [scattered, weighted, table].map(|sums| sums.to_vec().into_iter().map(f32::to_bits).collect::<Vec<_>>())
+        });
+        assert!(sums[0] == sums[1], "{width}, {accumulate}, {dtype:?}");
+    }
+}
+
+/// Of as many parts as there may be, and of fewer; columns that are no whole strips.
+#[test]
+fn sums_of_columns_are_those_of_their_parts() {
+    let device = Device::simulated(1).unwrap();
+    for (rows, width) in [(0, 3), (63, 40), (700, 1), (300, 70)] {
+        let draws = Draws::new(5, Purpose::Test, 0, 0);
+        let x = Tensor::from_fn(&device, &[rows, width], |i| draws.normal(i as u64));
+        let mut sums = Tensor::filled(&device, &[width], 1.0);
+        kernels::column_sums(&mut sums, &x, rows, true);
+        let exact =
+            |column: usize| 1.0 + x.to_vec().iter().skip(column).step_by(width).map(|&x| f64::from(x)).sum::<f64>();
+        for (column, &got) in sums.to_vec().iter().enumerate() {
+            assert!((f64::from(got) - exact(column)).abs() < 1e-4, "{rows} x {width}, column {column}: {got}");
+        }
+    }
+}
+
+/// Of numbers whose squares' sums are rounded, so that another order has other bits, which the comparison with the host sees.
+#[test]
+fn sums_of_squares_have_the_bits_of_the_host() {
+    let device = Device::simulated(1).unwrap();
+    let draws = Draws::new(5, Purpose::Test, 0, 0);
+    let x = Tensor::from_fn(&device, &[1_500_007], |i| draws.normal(i as u64));
+    let mut sums = crate::ops::SquareSums::zeros(&device, 2);
+    for range in [3..1_500_007, 5..5, 7..20_000, 11..12] {
+        sums.add(1, &x, range);
+    }
+}
+
+/// A device may do products in any order, so two of them must not write to the same elements.
+#[test]
+fn products_of_a_list_are_apart() {
+    let device = Device::simulated(1).unwrap();
+    let Engine::Accelerator(gpu) = device.engine() else { panic!("an accelerator") };
+    let [c, a] = [(); 2].map(|()| Tensor::zeros(&device, &[3, 3]));
+    let rows = |of: &Tensor, start: usize| {
+        let whole = DeviceMatrix { elements: of.device_elements(), first: 0, rows: 3, cols: 3, transposed: false };
+        whole.at_rows(start, 1)
+    };
+    let whole = DeviceMatrix { rows: 3, first: 0, ..rows(&a, 0) };
+    let product = |start: usize| DeviceProduct { c: rows(&c, start), a: rows(&a, start), b: whole, accumulate: true };
+    gpu.multiply_all(&device, &[product(2), product(0), product(1)]);
+    let twice = || gpu.multiply_all(&device, &[product(0), product(2), product(0)]);
+    let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(twice)).unwrap_err();
+    assert_eq!(told.downcast_ref::<&str>(), Some(&"products that write to the same elements"));
 }

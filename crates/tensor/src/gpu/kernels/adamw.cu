@@ -30,58 +30,73 @@ KERNEL(adamw_of_strip, (Any weights, Span<float> state, AdamW rule, u64 first, S
     update(weights, first, state.data, gradient, rule, strips);
 }
 
-// The CPU's order of additions, so that a norm has the same bits wherever its parts are summed: blocks of so many
-// elements, in each as many sums side by side, then what is left over and these sums, then the blocks.
-constexpr u64 BLOCK = 1 << 14;
+// The CPU's order of additions, so that a norm has the same bits wherever its parts are summed: in a block of elements as
+// many sums side by side, then what is left over and these sums; then the blocks.
 constexpr u64 LANES = 16;
+// Elements that are brought to shared memory by all threads, for the few that add: whole lanes.
+constexpr u64 BROUGHT = 4096;
 
 DEVICE double square(float x) { return (double)x * x; }
 
-// The sum of squares that a lane of a block of `len` elements has
-DEVICE double lane_sum(const float* from, u64 len, u64 lane) {
-    double sum = 0.0;
-    for (u64 i = lane; i < len / LANES * LANES; i += LANES) sum += square(from[i]);
-    return sum;
-}
-
-DEVICE double block_of_lanes(const float* from, u64 len, const double* lanes) {
-    double rest = 0.0, sum = 0.0;
-    for (u64 i = len / LANES * LANES; i < len; i++) rest += square(from[i]);
-    for (u64 lane = 0; lane < LANES; lane++) sum += lanes[lane];
-    return rest + sum;
-}
-
-// sums[place], an f64 in two halves, += the sum of x[range]^2, by one block
-KERNEL(add_squares, (Span<u32> sums, Span<const float> x, u64 place, Range range)) {
-    SHARED(double, lanes, MAX_THREADS);
-    SHARED(double, total, 1);
-    BLOCKS(only, 1) {
-        const float* from = x.data + range.start;
-        u64 len = range.end - range.start, count = (len + BLOCK - 1) / BLOCK;
+// sums: those of the squares of x[range], over `length` elements each
+KERNEL(block_squares, (Span<u32> sums, Span<const float> x, Range range, u64 length)) {
+    SHARED(float, brought, BROUGHT);
+    SHARED(double, lanes, LANES);
+    BLOCKS(block, sums.len / 2) {
+        u64 first = range.start + block * length, len = least(range.end - first, length), whole = len / LANES * LANES;
+        const float* from = x.data + first;
         THREADS {
-            if (thread() == 0) total[0] = 0.0;
+            for (u64 lane = thread(); lane < LANES; lane += threads()) lanes[lane] = 0.0;
         }
-        for (u64 first = 0; first < count; first += MAX_THREADS / LANES) {
-            u64 here = least<u64>(count - first, MAX_THREADS / LANES);
+        for (u64 start = 0; start < whole; start += BROUGHT) {
+            u64 here = least(whole - start, BROUGHT);
             THREADS {
-                for (u64 i = thread(); i < here * LANES; i += threads()) {
-                    u64 start = (first + i / LANES) * BLOCK;
-                    lanes[i] = lane_sum(from + start, least(len - start, BLOCK), i % LANES);
-                }
+                for (u64 i = thread(); i < here; i += threads()) brought[i] = from[start + i];
             }
             THREADS {
-                for (u64 i = 0; thread() == 0 && i < here; i++) {
-                    u64 start = (first + i) * BLOCK;
-                    total[0] += block_of_lanes(from + start, least(len - start, BLOCK), lanes + i * LANES);
+                for (u64 lane = thread(); lane < LANES; lane += threads()) {
+                    double sum = lanes[lane];
+                    for (u64 i = lane; i < here; i += LANES) sum += square(brought[i]);
+                    lanes[lane] = sum;
                 }
             }
         }
         THREADS {
             if (thread() == 0) {
-                u32* halves = sums.data + 2 * place;
-                u64 bits = bits_of(double_of((u64)halves[1] << 32 | halves[0]) + total[0]);
-                halves[0] = (u32)bits;
-                halves[1] = (u32)(bits >> 32);
+                double rest = 0.0, sum = 0.0;
+                for (u64 i = whole; i < len; i++) rest += square(from[i]);
+                for (u64 lane = 0; lane < LANES; lane++) sum += lanes[lane];
+                store_double(sums, block, rest + sum);
+            }
+        }
+    }
+}
+
+// sums[place] += the sum of parts, one after the other: by one thread, for which the others of its block bring them
+KERNEL(add_in_order, (Span<u32> sums, Span<const u32> parts, u64 place)) {
+    SHARED(double, brought, MAX_THREADS);
+    SHARED(double, total, 1);
+    BLOCKS(only, 1) {
+        u64 count = parts.len / 2;
+        THREADS {
+            if (thread() == 0) total[0] = 0.0;
+        }
+        for (u64 first = 0; first < count; first += threads()) {
+            THREADS {
+                if (first + thread() < count) brought[thread()] = load_double(parts, first + thread());
+            }
+            THREADS {
+                if (thread() == 0) {
+                    double sum = total[0];
+                    for (u64 i = 0; i < least<u64>(count - first, threads()); i++) sum += brought[i];
+                    total[0] = sum;
+                }
+            }
+        }
+        THREADS {
+            if (thread() == 0) {
+                double before = load_double({sums.data, sums.len}, place);
+                store_double(sums, place, before + total[0]);
             }
         }
     }

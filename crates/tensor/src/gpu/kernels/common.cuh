@@ -33,6 +33,8 @@ DEVICE u32 block_count() { return gridDim.x; }
 DEVICE u32 warp() { return threadIdx.x / 32; }
 DEVICE u32 warps() { return blockDim.x / 32; }
 DEVICE void barrier() { __syncthreads(); }
+DEVICE bool note_work() { return true; }
+DEVICE u32 exchange(u32* at, u32 value) { return atomicExch(at, value); }
 DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
 DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 DEVICE u64 bits_of(double x) { return __double_as_longlong(x); }
@@ -80,7 +82,7 @@ DEVICE void multiply_add(Sums& sums, const LeftFactor& left, const RightFactor& 
 #endif
 
 // `i` goes over 0..n, one block each.
-#define BLOCKS(i, n) for (u64 i = block_index(), i##_end = (n); i < i##_end; i += block_count())
+#define BLOCKS(i, n) for (u64 i = block_index(), i##_end = (n); i < i##_end && note_work(); i += block_count())
 
 // The most threads of a block; their number is a power of two, and at least a warp's.
 constexpr u32 MAX_THREADS = 256;
@@ -133,6 +135,15 @@ DEVICE void store(Any to, u64 i, float x) {
 DEVICE void set_or_add(float& to, float x, u32 accumulate) { to = accumulate ? to + x : x; }
 DEVICE void set_or_add(Any to, u64 i, float x, u32 accumulate) {
     store(to, i, accumulate ? load(to, i) + x : x);
+}
+
+// An f64 in two halves: `f64` in the table of kernels.
+DEVICE double load_double(Span<const u32> from, u64 i) {
+    return double_of((u64)from.data[2 * i + 1] << 32 | from.data[2 * i]);
+}
+DEVICE void store_double(Span<u32> to, u64 i, double x) {
+    to.data[2 * i] = (u32)bits_of(x);
+    to.data[2 * i + 1] = (u32)(bits_of(x) >> 32);
 }
 
 // --- arguments: the fields of the Rust types of these names, in their order ------------------------------------------

@@ -116,14 +116,7 @@ KERNEL(stretch_sums, (Span<float> sums, Span<const float> losses)) {
     }
 }
 
-// out[0] = scale sum losses, in f64, by one block: the sum has one order, whatever `block` the host adds by
-KERNEL(total, (Span<float> out, Span<const float> losses, u64 block, float scale)) {
-    SHARED(double, partial, MAX_THREADS);
-    (void)block;
-    BLOCKS(only, 1) {
-        double sum = block_total(partial, losses.len, [=](u64 i) { return (double)losses.data[i]; });
-        THREADS {
-            if (thread() == 0) out.data[0] = (float)(sum * scale);
-        }
-    }
+// sums: those of losses, in f64, over `length` rows each
+KERNEL(loss_sums, (Span<u32> sums, Span<const float> losses, u64 length)) {
+    sum_stretches(sums, length, losses.len, [=](u64 i) { return (double)losses.data[i]; });
 }

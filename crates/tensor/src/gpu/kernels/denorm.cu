@@ -70,13 +70,13 @@ KERNEL(denormalise_back_moments, (Span<float> dm, Span<const float> x, Span<cons
     }
 }
 
-// dw [D] = -sum over rows of g deviation (x - b) / w^2, db [D] = -sum of g deviation / w
+// dw [parts, D] = -sum over each part of the rows of g deviation (x - b) / w^2, db [parts, D] = -sum of g deviation / w
 KERNEL(denormalise_back_affine, (Span<float> dw, Span<float> db, Span<const float> x, Span<const float> moments,
-                                 Span<const float> w, Span<const float> b, Span<const float> g)) {
+                                 Span<const float> w, Span<const float> b, Span<const float> g, u64 parts)) {
     u64 width = w.len, rows = moments.len / 2;
     auto of_shift = [=](u64 row, u64 c) { return -(g.data[row * width + c] * moments.data[2 * row + 1] / w.data[c]); };
-    sum_columns(db.data, rows, width, false, of_shift);
-    sum_columns(dw.data, rows, width, false, [=](u64 row, u64 c) {
+    sum_columns(db.data, parts, rows, width, false, of_shift);
+    sum_columns(dw.data, parts, rows, width, false, [=](u64 row, u64 c) {
         return of_shift(row, c) * (x.data[row * width + c] - b.data[c]) / w.data[c];
     });
 }

@@ -1,5 +1,6 @@
 // Sums, factors, dropout, weighted sums to a scalar.
 #include "common.cuh"
+#include "rows.cuh"
 
 KERNEL(sum, (Any out, ConstAny x, ConstAny y)) {
     EACH(i, out.len) store(out, i, load(x, i) + load(y, i));
@@ -40,18 +41,18 @@ KERNEL(drop_elements, (Span<float> out, Span<const float> x, float p, Draws draw
     }
 }
 
-// In f64, by one block: the sum has one order.
-KERNEL(dot, (Span<float> out, Span<const float> x, Span<const float> y)) {
+// sums: those of x y, in f64, over `length` elements each
+KERNEL(dots, (Span<u32> sums, Span<const float> x, Span<const float> y, u64 length)) {
+    sum_stretches(sums, length, x.len, [=](u64 i) { return (double)x.data[i] * y.data[i]; });
+}
+
+// out[0] = scale times the sum of sums, which are few: by one block, so that the order is one
+KERNEL(add_up, (Span<float> out, Span<const u32> sums, float scale)) {
     SHARED(double, partial, MAX_THREADS);
     BLOCKS(only, 1) {
+        double sum = block_total(partial, sums.len / 2, [=](u64 i) { return load_double(sums, i); });
         THREADS {
-            double sum = 0.0;
-            for (u64 i = thread(); i < x.len; i += threads()) sum += (double)x.data[i] * y.data[i];
-            partial[thread()] = sum;
-        }
-        double sum = block_sum(partial);
-        THREADS {
-            if (thread() == 0) out.data[0] = (float)sum;
+            if (thread() == 0) out.data[0] = (float)(sum * scale);
         }
     }
 }

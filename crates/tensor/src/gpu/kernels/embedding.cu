@@ -13,13 +13,11 @@ KERNEL(look_up, (Any out, ConstAny table, Span<const u32> ids, u64 first, u64 wi
     }
 }
 
-// table [N, width] (+)= the sums of the rows of g [T, width] by id. Sums are f32 and are rounded once, in a block of
-// their own for each row of the table, so there is no need of the scratch.
-KERNEL(look_up_back, (Any table, Span<float> scratch, Span<const float> g, Span<const u32> ids, u64 first, u64 width,
-                      u32 accumulate)) {
-    (void)scratch;
+// table [N, width] (+)= the sums of the rows of g [T, width] by id. Sums are f32 and are rounded once.
+KERNEL(look_up_back, (Any table, Span<const float> g, Span<const u32> ids, Span<const u32> heads, Span<const u32> next,
+                      u64 first, u64 width, u32 accumulate)) {
     sum_sources(
-        table, width ? table.len / width : 0, width, ids.len, accumulate,
+        table, width, {heads, next}, accumulate,
         [=](u64 source) { return (u64)ids.data[source] - first; },
         [=](float& sum, u64 source, u64 column) { sum += g.data[source * width + column]; });
 }

@@ -11,10 +11,20 @@ KERNEL(gather, (Any out, ConstAny x, Span<const u32> index, u64 width, u32 accum
     }
 }
 
+// The lists of sources whose rows are `first` and those after it, before which heads are nowhere: whoever comes last is
+// its list's first. Other sources are of no list.
+KERNEL(list_sources, (Span<u32> heads, Span<u32> next, Span<const u32> rows, u64 first)) {
+    EACH(source, rows.len) {
+        u64 row = rows.data[source] - first;
+        if (row < heads.len) next.data[source] = exchange(&heads.data[row], (u32)source);
+    }
+}
+
 // out[index] (+)= x [N, width], rows of out that nothing goes to becoming zeros without `accumulate`
-KERNEL(scatter_add, (Span<float> out, Span<const float> x, Span<const u32> index, u64 width, u32 accumulate)) {
+KERNEL(scatter_add, (Span<float> out, Span<const float> x, Span<const u32> index, Span<const u32> heads,
+                     Span<const u32> next, u64 width, u32 accumulate)) {
     sum_sources(
-        Any{out.data, out.len, F32}, width ? out.len / width : 0, width, index.len, accumulate,
+        Any{out.data, out.len, F32}, width, {heads, next}, accumulate,
         [=](u64 source) { return (u64)index.data[source]; },
         [=](float& sum, u64 source, u64 column) { sum += x.data[source * width + column]; });
 }
@@ -49,10 +59,9 @@ KERNEL(weighted_sum_back_weights,
 
 // dx[places[t, j]] (+)= w[t, j] g[t]
 KERNEL(weighted_sum_back_rows, (Span<float> dx, Span<const float> g, Span<const float> w, Span<const u32> places,
-                                Width width, u32 accumulate)) {
+                                Span<const u32> heads, Span<const u32> next, Width width, u32 accumulate)) {
     sum_sources(
-        Any{dx.data, dx.len, F32}, width.row ? dx.len / width.row : 0, width.row, places.len, accumulate,
-        // Nowhere is beyond the last row.
+        Any{dx.data, dx.len, F32}, width.row, {heads, next}, accumulate,
         [=](u64 route) { return (u64)places.data[route]; },
         [=](float& sum, u64 route, u64 column) {
             sum = fmaf(w.data[route], g.data[route / width.k * width.row + column], sum);

@@ -21,7 +21,7 @@ KERNEL(grouped_bias_gradient, (Span<float> db, Span<const float> g, Span<const u
         u64 expert = task / strips, first = 0;
         for (u64 e = 0; e < expert; e++) first += counts.data[e];
         const float* rows = g.data + first * width;
-        sum_strip(db.data + expert * width, task % strips, counts.data[expert], width, accumulate,
+        sum_strip(db.data + expert * width, task % strips, {0, counts.data[expert]}, width, accumulate,
                   [=](u64 row, u64 c) { return rows[row * width + c]; });
     }
 }

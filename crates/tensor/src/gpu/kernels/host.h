@@ -11,6 +11,8 @@
 // Of the block that runs on this thread of the host: ranks launch at the same time.
 namespace simulated {
 static thread_local u32 block, blocks, thread, threads, warp;
+// Whether a loop over all blocks has given this one anything to do.
+static thread_local bool is_busy;
 
 template <u64... Is> struct Places {};
 template <u64 N, u64... Is> struct PlacesTo : PlacesTo<N - 1, N - 1, Is...> {};
@@ -19,10 +21,16 @@ template <u64... Is> struct PlacesTo<0, Is...> {
 };
 
 template <class... Params, u64... Is>
-void run(void (*body)(Params...), void** arguments, u32 grid, u32 group, Places<Is...>) {
+u32 run(void (*body)(Params...), void** arguments, u32 grid, u32 group, Places<Is...>) {
     blocks = grid;
     threads = group;
-    for (block = 0; block < blocks; block++) body(*(Params*)arguments[Is]...);
+    u32 busy = 0;
+    for (block = 0; block < blocks; block++) {
+        is_busy = false;
+        body(*(Params*)arguments[Is]...);
+        busy += is_busy;
+    }
+    return busy;
 }
 
 // Bytes of each parameter, for who keeps them until the kernel runs. How many there are.
@@ -48,13 +56,14 @@ inline bool warp_turn(u32 before) {
 template <class T> void forget(T* memory, u64 count) { memset((void*)memory, 0xff, count * sizeof(T)); }
 }  // namespace simulated
 
-// The body as a function of one block, and what runs all blocks. That has a name of its own: C has a `select`.
+// The body as a function of one block, and what runs all blocks and says how many were busy. That has a name of its own: C has a `select`.
 #define KERNEL(name, params)                                                                                   \
     static void name##_block params;                                                                           \
     template <class... Params> static auto name##_places(void (*)(Params...))                                  \
         -> typename simulated::PlacesTo<sizeof...(Params)>::list;                                              \
-    extern "C" void simulated_##name(void** arguments, u32 blocks, u32 threads) {                              \
-        simulated::run(name##_block, arguments, blocks, threads, decltype(name##_places(name##_block))());     \
+    extern "C" u32 simulated_##name(void** arguments, u32 blocks, u32 threads) {                               \
+        auto places = decltype(name##_places(name##_block))();                                                 \
+        return simulated::run(name##_block, arguments, blocks, threads, places);                               \
     }                                                                                                          \
     extern "C" u32 parameters_of_##name(u32* sizes) { return simulated::sizes(name##_block, sizes); }          \
     static void name##_block params
@@ -66,6 +75,12 @@ DEVICE u32 block_count() { return simulated::blocks; }
 DEVICE u32 warp() { return simulated::warp; }
 DEVICE u32 warps() { return simulated::threads / 32; }
 DEVICE void barrier() {}
+DEVICE bool note_work() { return simulated::is_busy = true; }
+DEVICE u32 exchange(u32* at, u32 value) {
+    u32 before = *at;
+    *at = value;
+    return before;
+}
 
 template <class To, class From> static inline To with_bits_of(From from) {
     static_assert(sizeof(To) == sizeof(From), "as many bits");
@@ -80,7 +95,7 @@ DEVICE double double_of(u64 bits) { return with_bits_of<double>(bits); }
 
 // All threads of a block in turn, each time it comes to their elements.
 #define EACH(i, n)                                                                                             \
-    for (u64 i##_end = (n), i##_first = (u64)block_index() * threads(); i##_first < i##_end;                   \
+    for (u64 i##_end = (n), i##_first = (u64)block_index() * threads(); i##_first < i##_end && note_work();    \
          i##_first += (u64)block_count() * threads())                                                          \
         for (u64 i = i##_first; i < i##_end && i < i##_first + threads(); i++)
 

@@ -38,11 +38,11 @@ KERNEL(rms_norm_back, (Span<float> dx, ConstAny x, Span<const float> w, Span<con
     }
 }
 
-// dw [D] = sum over rows of x r g
+// dw [parts, D] = sum over each part of the rows of x r g
 KERNEL(rms_norm_back_weight,
-       (Span<float> dw, ConstAny x, Span<const float> g, Span<const float> inverse)) {
-    u64 width = dw.len;
-    sum_columns(dw.data, inverse.len, width, false, [=](u64 row, u64 c) {
+       (Span<float> dw, ConstAny x, Span<const float> g, Span<const float> inverse, u64 parts)) {
+    u64 width = dw.len / parts;
+    sum_columns(dw.data, parts, inverse.len, width, false, [=](u64 row, u64 c) {
         return load(x, row * width + c) * inverse.data[row] * g.data[row * width + c];
     });
 }
@@ -149,11 +149,11 @@ KERNEL(layer_norm_back, (Span<float> dx, ConstAny x, Span<const float> w, Span<c
     }
 }
 
-// dw [D] = sum over rows of (x - mean) r g
+// dw [parts, D] = sum over each part of the rows of (x - mean) r g
 KERNEL(layer_norm_back_weight,
-       (Span<float> dw, ConstAny x, Span<const float> g, Span<const float> moments)) {
-    u64 width = dw.len;
-    sum_columns(dw.data, moments.len / 2, width, false, [=](u64 row, u64 c) {
+       (Span<float> dw, ConstAny x, Span<const float> g, Span<const float> moments, u64 parts)) {
+    u64 width = dw.len / parts;
+    sum_columns(dw.data, parts, moments.len / 2, width, false, [=](u64 row, u64 c) {
         float mean = moments.data[2 * row], r = moments.data[2 * row + 1];
         return (load(x, row * width + c) - mean) * r * g.data[row * width + c];
     });

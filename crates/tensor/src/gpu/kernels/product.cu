@@ -2,10 +2,10 @@
 #include "common.cuh"
 #include "rows.cuh"
 
-// sums [C] (+)= the sums of the columns of x [rows, C]
-KERNEL(column_sums, (Span<float> sums, Span<const float> x, u64 rows, u32 accumulate)) {
-    u64 width = sums.len;
-    sum_columns(sums.data, rows, width, accumulate, [=](u64 row, u64 c) { return x.data[row * width + c]; });
+// sums [parts, C] (+)= the sums of the columns of each part of the rows of x [rows, C]
+KERNEL(column_sums, (Span<float> sums, Span<const float> x, u64 rows, u64 parts, u32 accumulate)) {
+    u64 width = sums.len / parts;
+    sum_columns(sums.data, parts, rows, width, accumulate, [=](u64 row, u64 c) { return x.data[row * width + c]; });
 }
 
 // out [rows, C] = row [C] in every row

@@ -23,22 +23,34 @@ template <class T, class Term> DEVICE T block_total(T* partial, u64 n, Term term
     return block_sum(partial);
 }
 
+// sums[b] = the sum of `term(i)` in f64 over the `length` terms of each of n terms' stretches, a block each
+template <class Term> DEVICE void sum_stretches(Span<u32> sums, u64 length, u64 n, Term term) {
+    SHARED(double, partial, MAX_THREADS);
+    BLOCKS(stretch, sums.len / 2) {
+        u64 first = stretch * length;
+        double sum = block_total(partial, least(n - first, length), [=](u64 i) { return term(first + i); });
+        THREADS {
+            if (thread() == 0) store_double(sums, stretch, sum);
+        }
+    }
+}
+
 // The columns that a block sums at once: as many neighbours as one access to memory brings.
 constexpr u32 STRIP = 32;
 
 DEVICE u64 strips_of(u64 width) { return (width + least(STRIP, threads()) - 1) / least(STRIP, threads()); }
 
-// `sums[c] (+)= sum over rows of term(row, c)` for the columns of a strip: the rows in turn by the threads of a column,
-// then those threads in order.
+// `sums[c] (+)= sum over some rows of term(row, c)` for the columns of a strip: the rows in turn by the threads of a
+// column, then those threads in order.
 template <class Term>
-DEVICE void sum_strip(float* sums, u64 strip, u64 rows, u64 width, u32 accumulate, Term term) {
+DEVICE void sum_strip(float* sums, u64 strip, Range rows, u64 width, u32 accumulate, Term term) {
     SHARED(float, partial, MAX_THREADS);
     u32 columns = least(STRIP, threads()), lanes = threads() / columns;
     THREADS {
         u64 column = strip * columns + thread() % columns;
         float sum = 0.0f;
         if (column < width) {
-            for (u64 row = thread() / columns; row < rows; row += lanes) sum += term(row, column);
+            for (u64 row = rows.start + thread() / columns; row < rows.end; row += lanes) sum += term(row, column);
         }
         partial[thread()] = sum;
     }
@@ -52,62 +64,103 @@ DEVICE void sum_strip(float* sums, u64 strip, u64 rows, u64 width, u32 accumulat
     }
 }
 
-// The same for all columns, a block a strip.
-template <class Term> DEVICE void sum_columns(float* sums, u64 rows, u64 width, u32 accumulate, Term term) {
-    BLOCKS(strip, strips_of(width)) sum_strip(sums, strip, rows, width, accumulate, term);
+// `sums[part] [width] (+)= the sums of the columns` over each of as many parts of the rows: a block a strip of a part.
+template <class Term>
+DEVICE void sum_columns(float* sums, u64 parts, u64 rows, u64 width, u32 accumulate, Term term) {
+    u64 strips = strips_of(width);
+    BLOCKS(task, parts * strips) {
+        u64 part = task / strips;
+        Range of_part = {rows * part / parts, rows * (part + 1) / parts};
+        sum_strip(sums + part * width, task % strips, of_part, width, accumulate, term);
+    }
 }
 
-// Sources looked at between two barriers, a thread; columns summed while all sources are looked at once.
+// Sources looked at between two barriers, a thread; columns that a block sums; sources that it takes from a list.
 constexpr u32 LOOKS = 8;
-constexpr u32 SUMMED = 4096;
+constexpr u32 SUMMED = 1024;
+constexpr u32 LISTED = 1024;
 
-// `to[row] (+)= the sum of its sources` for each of `rows` rows of `width` numbers: a block a row looks through all
-// sources for those whose `row_of` it is, and lets each thread `add(sum, source, column)` them in order. Every row so
-// has one writer and one order, without an inverse index in memory.
+// Adds to sums the sources of a row that has so many that to look through all is no loss: there are few such rows.
 template <class RowOf, class Add>
-DEVICE void sum_sources(Any to, u64 rows, u64 width, u64 sources, u32 accumulate, RowOf row_of, Add add) {
-    SHARED(float, sums, SUMMED);
+DEVICE void add_found(float* sums, u64 row, u64 first, u64 columns, u64 sources, RowOf row_of, Add add) {
     SHARED(u32, found, MAX_THREADS * LOOKS);
     SHARED(u32, count, MAX_THREADS);
     SHARED(u32, some, MAX_THREADS / STRIP + 1);
-    u64 pieces = (width + SUMMED - 1) / SUMMED;
-    BLOCKS(block, rows * pieces) {
-        u64 row = block / pieces, first = block % pieces * SUMMED, columns = least<u64>(width - first, SUMMED);
+    for (u64 start = 0; start < sources; start += threads() * LOOKS) {
         THREADS {
-            for (u64 c = thread(); c < columns; c += threads()) {
-                sums[c] = accumulate ? load(to, row * width + first + c) : 0.0f;
-            }
+            if (thread() <= threads() / STRIP) some[thread()] = 0;
         }
-        for (u64 start = 0; start < sources; start += threads() * LOOKS) {
-            THREADS {
-                if (thread() <= threads() / STRIP) some[thread()] = 0;
+        THREADS {
+            // Consecutive sources, so that the order of threads is that of sources.
+            u32 n = 0;
+            for (u32 look = 0; look < LOOKS; look++) {
+                u64 source = start + thread() * LOOKS + look;
+                if (source >= sources || row_of(source) != row) continue;
+                found[thread() * LOOKS + n++] = (u32)(source - start);
             }
-            THREADS {
-                // Consecutive sources, so that the order of threads is that of sources.
-                u32 n = 0;
-                for (u32 look = 0; look < LOOKS; look++) {
-                    u64 source = start + thread() * LOOKS + look;
-                    if (source >= sources || row_of(source) != row) continue;
-                    found[thread() * LOOKS + n++] = (u32)(source - start);
-                }
-                count[thread()] = n;
-                // All who write here write the same.
-                if (n > 0) some[thread() / STRIP] = 1;
-            }
-            THREADS {
-                for (u32 group = 0; group * STRIP < threads(); group++) {
-                    if (!some[group]) continue;
-                    for (u32 t = group * STRIP; t < least((group + 1) * STRIP, threads()); t++) {
-                        for (u32 n = 0; n < count[t]; n++) {
-                            u64 source = start + found[t * LOOKS + n];
-                            for (u64 c = thread(); c < columns; c += threads()) add(sums[c], source, first + c);
-                        }
+            count[thread()] = n;
+            // All who write here write the same.
+            if (n > 0) some[thread() / STRIP] = 1;
+        }
+        THREADS {
+            for (u32 group = 0; group * STRIP < threads(); group++) {
+                if (!some[group]) continue;
+                for (u32 t = group * STRIP; t < least((group + 1) * STRIP, threads()); t++) {
+                    for (u32 n = 0; n < count[t]; n++) {
+                        u64 source = start + found[t * LOOKS + n];
+                        for (u64 c = thread(); c < columns; c += threads()) add(sums[c], source, first + c);
                     }
                 }
             }
         }
+    }
+}
+
+// The sources of each row as lists, in whatever order: the first of each row, and what follows each source.
+struct SourceLists {
+    Span<const u32> heads, next;
+};
+
+// `to[row] (+)= the sum of its sources` for each row of `width` numbers of which there is a list: a block a row takes
+// its sources from the list, in order, and lets each thread `add(sum, source, column)` them. Every row so has one writer
+// and one order.
+template <class RowOf, class Add>
+DEVICE void sum_sources(Any to, u64 width, SourceLists lists, u32 accumulate, RowOf row_of, Add add) {
+    SHARED(float, sums, SUMMED);
+    SHARED(u32, listed, LISTED);
+    SHARED(u32, ordered, LISTED);
+    SHARED(u32, count, 1);
+    u64 pieces = (width + SUMMED - 1) / SUMMED;
+    BLOCKS(block, lists.heads.len * pieces) {
+        u64 row = block / pieces, first = block % pieces * SUMMED, columns = least<u64>(width - first, SUMMED);
         THREADS {
-            for (u64 c = thread(); c < columns; c += threads()) store(to, row * width + first + c, sums[c]);
+            if (thread() == 0) {
+                u32 n = 0, source = lists.heads.data[row];
+                for (; source != NOWHERE && n < LISTED; source = lists.next.data[source]) listed[n++] = source;
+                count[0] = source == NOWHERE ? n : NOWHERE;
+            }
+        }
+        u32 n = count[0];
+        // Nobody writes the next row's before all have read it.
+        barrier();
+        if (n == 0 && accumulate) continue;
+        THREADS {
+            for (u64 c = thread(); c < columns; c += threads()) {
+                sums[c] = accumulate ? load(to, row * width + first + c) : 0.0f;
+            }
+            for (u32 i = thread(); n != NOWHERE && i < n; i += threads()) {
+                u32 before = 0;
+                for (u32 other = 0; other < n; other++) before += listed[other] < listed[i];
+                ordered[before] = listed[i];
+            }
+        }
+        if (n == NOWHERE) add_found(sums, row, first, columns, lists.next.len, row_of, add);
+        THREADS {
+            for (u64 c = thread(); c < columns; c += threads()) {
+                float sum = sums[c];
+                for (u32 i = 0; n != NOWHERE && i < n; i++) add(sum, ordered[i], first + c);
+                store(to, row * width + first + c, sum);
+            }
         }
     }
 }

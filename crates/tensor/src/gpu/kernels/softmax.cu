@@ -55,17 +55,9 @@ KERNEL(log_sum_exp, (Span<float> lse, Span<const float> x, u64 width)) {
     }
 }
 
-// out[0] = sum weights lse^2, in f64, by one block: the sum has one order
-KERNEL(weighted_squares, (Span<float> out, Span<const float> lse, Span<const float> weights)) {
-    SHARED(double, partial, MAX_THREADS);
-    BLOCKS(only, 1) {
-        double total = block_total(partial, lse.len, [=](u64 i) {
-            return (double)lse.data[i] * lse.data[i] * weights.data[i];
-        });
-        THREADS {
-            if (thread() == 0) out.data[0] = (float)total;
-        }
-    }
+// sums: those of weights lse^2, in f64, over `length` rows each
+KERNEL(squares_by_weight, (Span<u32> sums, Span<const float> lse, Span<const float> weights, u64 length)) {
+    sum_stretches(sums, length, lse.len, [=](u64 i) { return (double)lse.data[i] * lse.data[i] * weights.data[i]; });
 }
 
 // dx [R, width] (+)= 2 lse weights g[0] exp(x - lse)

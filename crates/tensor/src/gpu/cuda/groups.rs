@@ -1,0 +1,166 @@
+//! Products of different sizes in one call: experts of which each has few rows leave most of a GPU idle, one at a time.
+//!
+//! cuBLAS has the call since CUDA 12.5, for some types. Where it has not, or refuses, products are begun one by one.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use cudarc::cublas::sys::{self as blas_sys, cublasStatus_t as Status};
+use cudarc::driver::{CudaContext, result};
+
+use super::{Cuda, blas_type, done, lock, operation};
+use crate::dtype::Dtype;
+use crate::gpu::{Accelerator, DeviceMatrix, DeviceProduct, DeviceStream};
+
+/// To what addresses of factors and results that are not f32 have to be aligned.
+const ALIGN_BYTES: u64 = 16;
+
+/// What is known of the call, and what it needs.
+#[derive(Debug, Default)]
+pub(super) struct ProductGroups {
+    /// Whether the library has it, once somebody has looked.
+    is_there: Option<bool>,
+    /// Types of factors and results that it has refused.
+    refused: Vec<[Dtype; 2]>,
+    room: Option<PointerRoom>,
+}
+
+/// Memory of the device for pointers, used by one call after the other in the order of the stream.
+#[derive(Debug)]
+struct PointerRoom {
+    context: Arc<CudaContext>,
+    address: u64,
+    bytes: usize,
+}
+
+impl Drop for PointerRoom {
+    fn drop(&mut self) {
+        // As of other memory, nobody is told of a failure.
+        // SAFETY: the address was allocated, and nobody else has it; the driver waits for what uses it.
+        let _ =
+            unsafe { result::ctx::set_current(self.context.cu_ctx()).and_then(|()| result::free_sync(self.address)) };
+    }
+}
+
+impl Cuda {
+    /// Begins all of them, if there is a call for them.
+    pub(super) fn multiply_together(&self, products: &[DeviceProduct]) -> bool {
+        let products: Vec<&DeviceProduct> = products.iter().filter(|product| has_elements(product)).collect();
+        let mut groups = lock(&self.groups);
+        let Some(types) = common_types(&products).filter(|types| !groups.refused.contains(types)) else { return false };
+        if !*groups.is_there.get_or_insert_with(has_call) {
+            return false;
+        }
+        match self.begin_together(&mut groups, &products) {
+            // As it tells of types that it has no products for. Were it told of anything else, it would cost time alone.
+            Status::CUBLAS_STATUS_NOT_SUPPORTED
+            | Status::CUBLAS_STATUS_ARCH_MISMATCH
+            | Status::CUBLAS_STATUS_INVALID_VALUE => {
+                groups.refused.push(types);
+                false
+            }
+            status => {
+                done(status.result(), "products of groups");
+                true
+            }
+        }
+    }
+
+    /// Each product is a group of its own.
+    fn begin_together(&self, groups: &mut ProductGroups, products: &[&DeviceProduct]) -> Status {
+        let stream = self.stream(DeviceStream::Compute);
+        // As in a single product, c^T = b^T a^T.
+        let factors: [fn(&DeviceProduct) -> DeviceMatrix; 3] = [|of| of.b, |of| of.a, |of| of.c];
+        let pointers: Vec<u64> =
+            factors.iter().flat_map(|matrix| products.iter().map(|product| matrix(product).address())).collect();
+        let address = self.room(groups, size_of_val(pointers.as_slice()));
+        // SAFETY: there is room for the pointers, which have been read when the call returns: they are not pinned.
+        done(
+            unsafe { result::memcpy_htod_async(address, &pointers, stream.cu_stream()) },
+            "a copy of pointers to the device",
+        );
+        let count = products.len();
+        let list = |matrix: usize| address + (matrix * count * size_of::<u64>()) as u64;
+        let [m, n, k] = [2, 0, 1].map(|dim| of_each(products, |product| product.dims()[dim]));
+        let ldb = of_each(products, |product| product.b.cols.max(1));
+        let lda = of_each(products, |product| product.a.cols.max(1));
+        let ldc = of_each(products, |product| product.c.cols);
+        let [of_b, of_a] = factors.first_chunk::<2>().expect("two factors").map(|matrix| {
+            products.iter().map(|product| operation(&matrix(product))).collect::<Vec<blas_sys::cublasOperation_t>>()
+        });
+        let (ones, sizes) = (vec![1.0f32; count], vec![1 as c_int; count]);
+        let keep: Vec<f32> = products.iter().map(|product| f32::from(u8::from(product.accumulate))).collect();
+        let DeviceProduct { a, b, c, .. } = products[0];
+        let handle = lock(&self.products);
+        // SAFETY: the matrices lie in their memory, as `dims` has checked, and results are apart; lists of the host have an
+        // element of each product and are read before the call returns; those of the device are used in the stream's order.
+        unsafe {
+            blas_sys::cublasGemmGroupedBatchedEx(
+                handle.0,
+                of_b.as_ptr(),
+                of_a.as_ptr(),
+                m.as_ptr(),
+                n.as_ptr(),
+                k.as_ptr(),
+                ones.as_ptr().cast(),
+                list(0) as *const *const c_void,
+                blas_type(b),
+                ldb.as_ptr(),
+                list(1) as *const *const c_void,
+                blas_type(a),
+                lda.as_ptr(),
+                keep.as_ptr().cast(),
+                list(2) as *const *mut c_void,
+                blas_type(c),
+                ldc.as_ptr(),
+                count as c_int,
+                sizes.as_ptr(),
+                blas_sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+            )
+        }
+    }
+
+    /// The address of room for so many bytes.
+    fn room(&self, groups: &mut ProductGroups, bytes: usize) -> u64 {
+        if groups.room.as_ref().is_none_or(|room| room.bytes < bytes) {
+            let bytes = bytes.next_power_of_two();
+            let address = done(self.allocate(bytes).map_err(NoRoom), "allocating memory for pointers");
+            groups.room = Some(PointerRoom { context: self.context.clone(), address, bytes });
+        }
+        groups.room.as_ref().expect("room").address
+    }
+}
+
+/// A reason in the engine's words.
+struct NoRoom(String);
+
+impl super::LibraryError for NoRoom {
+    fn told(&self) -> String {
+        self.0.clone()
+    }
+}
+
+fn of_each(products: &[&DeviceProduct], number: impl Fn(&DeviceProduct) -> usize) -> Vec<c_int> {
+    products.iter().map(|product| number(product) as c_int).collect()
+}
+
+fn has_elements(product: &DeviceProduct) -> bool {
+    let [rows, _, cols] = product.dims();
+    rows > 0 && cols > 0
+}
+
+/// The types of factors and results, if there are several products, all of the same types and where the call can be told to
+/// find them.
+fn common_types(products: &[&DeviceProduct]) -> Option<[Dtype; 2]> {
+    let types = |product: &DeviceProduct| [product.a, product.c].map(|of| of.elements.dtype());
+    let is_aligned = |of: &DeviceMatrix| of.elements.dtype() == Dtype::F32 || of.address().is_multiple_of(ALIGN_BYTES);
+    let fits = |product: &&&DeviceProduct| {
+        types(product) == types(products[0]) && [product.a, product.b, product.c].iter().all(is_aligned)
+    };
+    (products.len() > 1 && products.iter().filter(fits).count() == products.len()).then(|| types(products[0]))
+}
+
+fn has_call() -> bool {
+    // SAFETY: the library was found when the engine was made; the function is looked for and not called.
+    unsafe { blas_sys::culib().get::<unsafe extern "C" fn()>(b"cublasGemmGroupedBatchedEx\0").is_ok() }
+}
