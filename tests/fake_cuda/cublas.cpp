@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 
+#include <memory>
 #include <vector>
 
 namespace {
@@ -100,6 +101,11 @@ void multiply(const Matrix& a, const Matrix& b, const Matrix& c, int inner, floa
     }
 }
 
+// As it is stored, from its dims as it is read.
+Matrix matrix(const void* data, Type type, int rows, int cols, int stride, bool is_transposed) {
+    return Matrix{(void*)data, type, is_transposed ? cols : rows, is_transposed ? rows : cols, stride, is_transposed};
+}
+
 }  // namespace
 
 EXPORT Status cublasCreate_v2(Handle** handle) {
@@ -135,9 +141,6 @@ EXPORT Status cublasGemmEx(Handle* handle, int transpose_a, int transpose_b, int
     if (!is_bound()) return NOT_INITIALIZED;
     if (m < 0 || n < 0 || k < 0 || transpose_a / 2 || transpose_b / 2) return INVALID_VALUE;
     if (compute != COMPUTE_32F || a_type != b_type || (c_type != a_type && c_type != R_32F)) return NOT_SUPPORTED;
-    auto matrix = [](const void* data, Type type, int rows, int cols, int stride, bool is_transposed) {
-        return Matrix{(void*)data, type, is_transposed ? cols : rows, is_transposed ? rows : cols, stride, is_transposed};
-    };
     Matrix left = matrix(a, a_type, m, k, a_stride, transpose_a), right = matrix(b, b_type, k, n, b_stride, transpose_b);
     Matrix to = matrix(c, c_type, m, n, c_stride, false);
     for (const Matrix* of : {&left, &right, &to}) {
@@ -151,4 +154,51 @@ EXPORT Status cublasGemmEx(Handle* handle, int transpose_a, int transpose_b, int
     float scale = *(const float*)alpha, keep = *(const float*)beta;
     std::function<void()> work = [=] { multiply(left, right, to, k, scale, keep, is_tf32); };
     return queue(handle->stream, "a product", &work) ? EXECUTION_FAILED : SUCCESS;
+}
+
+// Groups of one product each. Pointers are in the device's memory, where they are read when the products are; all else is
+// read at the call. Factors and results of two types are refused.
+EXPORT Status cublasGemmGroupedBatchedEx(Handle* handle, const int* transpose_a, const int* transpose_b, const int* m,
+                                         const int* n, const int* k, const float* alpha, const void* const* a,
+                                         Type a_type, const int* a_stride, const void* const* b, Type b_type,
+                                         const int* b_stride, const float* beta, void* const* c, Type c_type,
+                                         const int* c_stride, int groups, const int* sizes, int compute) {
+    static auto queue = driver<FakeQueue>("fake_queue");
+    static auto holds = driver<FakeHolds>("fake_holds");
+    static auto fails = driver<FakeFails>("fake_fails");
+    if (!is_bound()) return NOT_INITIALIZED;
+    if (compute != COMPUTE_32F || a_type != b_type || c_type != a_type) return NOT_SUPPORTED;
+    for (const void* list : {(const void*)a, (const void*)b, (const void*)c}) {
+        if (!holds(list, groups * sizeof(void*))) fake::misuse("pointers to matrices are not in memory of the device");
+    }
+    struct Group {
+        Matrix a, b, c;
+        int inner;
+        float alpha, beta;
+    };
+    auto all = std::make_shared<std::vector<Group>>();
+    for (int i = 0; i < groups; i++) {
+        if (sizes[i] != 1 || m[i] < 0 || n[i] < 0 || k[i] < 0) return INVALID_VALUE;
+        Group group = {matrix(nullptr, a_type, m[i], k[i], a_stride[i], transpose_a[i]),
+                       matrix(nullptr, b_type, k[i], n[i], b_stride[i], transpose_b[i]),
+                       matrix(nullptr, c_type, m[i], n[i], c_stride[i], false), k[i], alpha[i], beta[i]};
+        for (const Matrix* of : {&group.a, &group.b, &group.c}) {
+            if (of->stride < std::max(1, of->rows)) return INVALID_VALUE;
+        }
+        all->push_back(group);
+    }
+    if (fails("product", "")) return EXECUTION_FAILED;
+    if (!(handle->mode & FULL_REDUCTIONS)) count("products that may sum in less than f32", 1);
+    count("products of groups", groups);
+    bool is_tf32 = a_type == R_32F && (handle->mode & 15) == TF32;
+    std::function<void()> work = [=] {
+        for (size_t i = 0; i < all->size(); i++) {
+            Group group = (*all)[i];
+            group.a.data = (void*)a[i];
+            group.b.data = (void*)b[i];
+            group.c.data = c[i];
+            multiply(group.a, group.b, group.c, group.inner, group.alpha, group.beta, is_tf32);
+        }
+    };
+    return queue(handle->stream, "products of groups", &work) ? EXECUTION_FAILED : SUCCESS;
 }

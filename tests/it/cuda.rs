@@ -196,8 +196,12 @@ fn a_driver_may_be_older_than_the_libraries() {
 #[test]
 fn a_gpu_trains_as_the_processor_does() {
     let report = check_training("", &[], ROUNDING);
-    assert!(count(&report, "launches of attention") > 0 && count(&report, "products") > 0, "{report}");
-    check_training("--set train.dtype=bf16", &[], ROUNDING_BF16);
+    for what in ["launches of attention", "products", "products of groups"] {
+        assert!(count(&report, what) > 0, "no {what}: {report}");
+    }
+    // Results of another type than the factors are multiplied one by one.
+    let report = check_training("--set train.dtype=bf16", &[], ROUNDING_BF16);
+    assert!(count(&report, "products of groups") > 0, "{report}");
 }
 
 /// Two ranks are two engines: in one context of one GPU, or with a GPU each. What they exchange goes from device to device.
@@ -292,7 +296,7 @@ fn a_launch_that_is_refused_ends_the_run() {
         ["step 3", "kernel `adamw`", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, too many resources requested for launch"];
     check_failure("", &[("FAIL", "launch:adamw:36")], &words);
     let words = ["step 3", "last in layer", "a product", "CUBLAS_STATUS_EXECUTION_FAILED"];
-    check_failure("", &[("FAIL", "product:150")], &words);
+    check_failure("", &[("FAIL", "product:110")], &words);
 }
 
 /// A kernel that fails while it runs is told of by what is asked next, after which nothing works.
