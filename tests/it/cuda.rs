@@ -295,8 +295,8 @@ fn a_launch_that_is_refused_ends_the_run() {
     let words =
         ["step 3", "kernel `adamw`", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, too many resources requested for launch"];
     check_failure("", &[("FAIL", "launch:adamw:36")], &words);
-    let words = ["step 3", "last in layer", "a product", "CUBLAS_STATUS_EXECUTION_FAILED"];
-    check_failure("", &[("FAIL", "product:110")], &words);
+    let words = ["step 3", "last in layer", "products of groups", "CUBLAS_STATUS_EXECUTION_FAILED"];
+    check_failure("", &[("FAIL", "product:90")], &words);
 }
 
 /// A kernel that fails while it runs is told of by what is asked next, after which nothing works.
