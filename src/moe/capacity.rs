@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use super::gates::{Draw, Tokens, comparable};
+use guildhall_tensor::ops::comparable;
+
+use super::gates::{Draw, Tokens};
 use super::{Overflow, Routing};
 
 /// `ceil(factor * routes / experts)`, at least 1; what rounding adds to a whole number does not count.

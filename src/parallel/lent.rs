@@ -38,4 +38,8 @@ impl DeviceBuffer for LentBuffer {
     fn wait(&self, other: &dyn DeviceBuffer) {
         self.0.wait(of(other));
     }
+
+    fn settle(&self) {
+        self.0.settle();
+    }
 }

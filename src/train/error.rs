@@ -111,12 +111,17 @@ impl Tellable for Error {
 }
 
 impl Error {
-    /// Runs a rank's work, of which a failure of its device is an error like others.
+    /// Runs a rank's work, of which a failure of its device is an error like others. The other ranks are told at once: what
+    /// the rank has begun with them may be dropped before it reports the error.
     ///
     /// # Errors
     /// Those of `work`, and [`Error::Device`].
     pub fn or_of_device<T>(rank: &Rank, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-        let failed = |failure| Err(Error::Device { rank: rank.world.rank(), place: rank.device.scope(), failure });
+        let failed = |failure| {
+            let error = Error::Device { rank: rank.world.rank(), place: rank.device.scope(), failure };
+            rank.world.abort(&error.to_string());
+            Err(error)
+        };
         on_device(work).unwrap_or_else(failed)
     }
 

@@ -260,13 +260,6 @@ bool holds(const Context& context, const void* address, size_t bytes) {
 
 bool holds(const void* address, size_t bytes) { return current && holds(*current, address, bytes); }
 
-bool any_holds(const void* address, size_t bytes) {
-    for (Context& context : contexts) {
-        if (holds(context, address, bytes)) return true;
-    }
-    return false;
-}
-
 enum Pinned { NOT, PARTLY, WHOLLY };
 
 Pinned pinned(const void* address, size_t bytes) {
@@ -682,13 +675,23 @@ EXPORT CUresult cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void
     return current->lost;
 }
 
-// All devices have one address space: `from` may be another one's.
 EXPORT CUresult cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
     BEGIN;
-    if (!holds((void*)to, bytes) || !any_holds((void*)from, bytes)) fake::misuse("a copy on the device goes beyond its memory");
+    if (!holds((void*)to, bytes) || !holds((void*)from, bytes)) fake::misuse("a copy on the device goes beyond its memory");
     count("bytes within devices", (long long)bytes);
     auto work = copying("copy", [=] { memmove((void*)to, (void*)from, bytes); });
     queue(*find_stream(stream), Operation{"a copy on the device", work, nullptr, 0, 0, 0});
+    return SUCCESS;
+}
+
+EXPORT CUresult cuMemcpyPeerAsync(uint64_t to, Context* own, uint64_t from, Context* peer, size_t bytes, void* stream) {
+    BEGIN;
+    if (own != current || !peer->retained) return INVALID_CONTEXT;
+    bool is_within = holds(*own, (void*)to, bytes) && holds(*peer, (void*)from, bytes);
+    if (!is_within) fake::misuse("a copy from another device goes beyond memory");
+    count("bytes from other devices", (long long)bytes);
+    auto work = copying("copy", [=] { memmove((void*)to, (void*)from, bytes); });
+    queue(*find_stream(stream), Operation{"a copy from another device", work, nullptr, 0, 0, 0});
     return SUCCESS;
 }
 

@@ -49,7 +49,7 @@ fn every_family_trains_on_accelerators_kernels() {
 /// Rows, slices and gradients go from device to device, ZeRO's parts, too.
 #[test]
 fn ranks_exchange_what_their_devices_hold() {
-    for shape in [shape(2, 2), sliced(2, 2, 1)] {
+    for shape in [shape(2, 2), sliced(2, 2, 1), shape(4, 2)] {
         check("mixtral", &mixtral(), shape, ROUNDING);
     }
 }

@@ -34,4 +34,8 @@ pub trait DeviceBuffer: Any + Debug + Send + Sync {
 
     /// Its owner uses it after the mark of `other`.
     fn wait(&self, other: &dyn DeviceBuffer);
+
+    /// Waits until its owner's device is done with what it has begun for collectives. For an end after a failure: it does not
+    /// fail itself.
+    fn settle(&self);
 }

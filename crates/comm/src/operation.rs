@@ -170,7 +170,8 @@ impl Operation {
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.collective().name();
-        let kind = self.kind().map_or("", ElementKind::name);
+        let place = if self.is_on_device() { " on a device" } else { "" };
+        let kind = format!("{}{place}", self.kind().map_or("", ElementKind::name));
         match self {
             Operation::Barrier => write!(f, "{name}"),
             Operation::Broadcast { root, buf } => {

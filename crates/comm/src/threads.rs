@@ -22,7 +22,8 @@ pub struct Options {
     pub timeout: Duration,
 }
 
-/// The communicators of a new world of `size` ranks, in rank order; each goes to one thread.
+/// The communicators of a new world of `size` ranks, in rank order; each goes to one thread. Whoever catches a rank's panic
+/// aborts the world, as [`run_on`] does; otherwise its peers wait until their timeout.
 ///
 /// Panics if `size` is zero.
 pub fn world(size: usize, options: Options) -> Vec<Arc<dyn Communicator>> {

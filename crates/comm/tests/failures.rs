@@ -325,13 +325,17 @@ fn only_the_first_abort_is_kept(means: Means) {
 }
 
 fn leaving_with_operations_in_flight_is_told_to_peers(means: Means) {
+    let left = Barrier::new(2);
     let errors = errors(means, 2, |comm| {
         let lane = comm.duplicate()?;
         if comm.rank() == 0 {
             drop(lane.start(Request::all_reduce(Reduce::Sum, vec![0f32; 100]))?);
             drop(lane);
+            left.wait();
             return comm.barrier();
         }
+        // It could be over before the other one leaves.
+        left.wait();
         lane.all_reduce(Reduce::Sum, vec![0f32; 100]).map(drop)
     });
     assert_all_say(&errors, &["rank 0", "left a communicator with 1 operation(s) in flight"]);

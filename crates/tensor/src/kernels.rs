@@ -303,10 +303,10 @@ kernels! {
     softmax::weighted_squares(out: f32) reads (lse: f32, weights: f32) with () as composed;
     softmax::weighted_squares_back(dx: f32) reads (x: f32, lse: f32, weights: f32, g: f32)
         with (width: usize, accumulate: bool);
-    /// Columns `index` of each row, and what `among` makes of them.
     /// `chosen` `[T, k]` are the columns of the k largest of each row of scores `[T, width]`, the largest first, of equal
     /// ones the first; NaN is least. [`NOWHERE`](crate::ops::NOWHERE) where there are no more.
     select::top_k(chosen: u32) reads (scores: f32) with (k: usize, width: usize);
+    /// Columns `index` of each row, and what `among` makes of them.
     select::select(chosen: f32, y: f32) reads (x: f32, index: u32) with (k: usize, width: usize, among: Among);
     select::select_back(dx: f32) reads (chosen: f32, y: f32, g: f32, index: u32)
         with (k: usize, width: usize, among: Among, accumulate: bool);

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::{Device, Engine};
 use crate::dtype::Dtype;
-use crate::gpu::{Call, DeviceElements, DeviceMemory, DeviceStream, Event, Gpu, KernelArgument, OperandKind};
+use crate::gpu::{
+    Call, DeviceElements, DeviceMemory, DeviceStream, Event, Gpu, KernelArgument, OperandKind, on_device,
+};
 use crate::storage::Allocation;
 use crate::tensor::Tensor;
 
@@ -18,10 +20,11 @@ pub enum Reduction {
     Min,
 }
 
-/// Bytes that a reduction brings together of each rank at a time: enough that a copy's latency does not count.
+/// Bytes that a reduction brings together of each rank at a time: enough that a copy's latency does not count. The memory for
+/// them is no tensor's, and no account counts it.
 const PIECE: usize = 4 << 20;
 
-/// A tensor's memory while a collective has it. No account counts it. Offsets and ranges are in bytes.
+/// A tensor's memory while a collective has it, which counts it ([`crate::Held`]). Offsets and ranges are in bytes.
 ///
 /// It bears a *mark*: a point in its device's work that others wait for before they use it, first that at which it was lent.
 #[derive(Debug)]
@@ -121,7 +124,9 @@ impl LentTensor {
             }
             let size = self.dtype.bytes();
             let mut call = Call::new(gpu, &self.device, "exchange", "reduce");
-            call.write(DeviceElements::new(&self.memory, self.dtype, self.len), OperandKind::Any);
+            // Others may be reading the rest.
+            let own = DeviceElements::new(&self.memory, self.dtype, self.len);
+            call.write_part(own, OperandKind::Any, first..first + each);
             call.read(DeviceElements::new(parts, self.dtype, from.len() * each / size), OperandKind::Any);
             (first / size).pass(&mut call);
             (each / size).pass(&mut call);
@@ -130,14 +135,20 @@ impl LentTensor {
         });
     }
 
-    /// Marks it with all that this device's exchange has begun.
+    /// Marks it with all that this device's exchange has begun, and with what it was marked with before.
     pub fn mark(&self) {
+        self.exchange_after(self);
         *self.marked() = self.gpu().engine().record(DeviceStream::Exchange);
     }
 
     /// Kernels that are launched from here on come after the mark of `other`, and so does whatever waits for them.
     pub fn wait(&self, other: &LentTensor) {
         self.gpu().engine().wait(DeviceStream::Compute, &other.marked());
+    }
+
+    /// Waits until this device's exchange is done, or has failed.
+    pub fn settle(&self) {
+        let _ = on_device(|| self.gpu().engine().synchronize(DeviceStream::Exchange));
     }
 
     /// The tensor again.
@@ -250,6 +261,18 @@ mod tests {
         to.copy(0, &from, 0..16);
         to.mark();
         from.into_tensor(&[4]).fill(0.0);
+    }
+
+    /// A rank that has nothing to copy lends what its kernels have written all the same.
+    #[test]
+    fn a_mark_is_of_what_came_before_it_too() {
+        let [one, other] = devices();
+        let (own, peer) = (numbers(&one, 4, 0).into_lent(), numbers(&other, 4, 1).into_lent());
+        own.mark();
+        peer.copy(0, &own, 0..16);
+        peer.mark();
+        peer.wait(&peer);
+        assert_eq!(peer.into_tensor(&[4]).to_vec(), numbers(&one, 4, 0).to_vec());
     }
 
     /// Peers that read what a rank has reduced wait for its mark.

@@ -1,5 +1,7 @@
 //! The largest of a row, ties by index.
 
+use guildhall_tensor::ops::comparable;
+
 use crate::moe::Routing;
 
 /// The k largest of `scores` among `allowed`, best first; of equals the lower index; NaN counts as minus infinity.
@@ -16,11 +18,6 @@ pub fn top_k(scores: &[f32], k: usize, allowed: impl Fn(usize) -> bool) -> Vec<u
     }
     chosen.resize(k, Routing::DROPPED);
     chosen
-}
-
-/// A score as scores are compared: NaN is minus infinity, and both zeros are one number.
-pub(in crate::moe) fn comparable(x: f32) -> f32 {
-    if x.is_nan() { f32::NEG_INFINITY } else { x + 0.0 }
 }
 
 /// Rounded once, so that every program that computes it in f64 decides alike.

@@ -25,7 +25,6 @@ use std::ops::Range;
 use guildhall_tensor::{Draws, Purpose, RowIds};
 
 pub use choice::*;
-pub(super) use choose::comparable;
 pub use choose::top_k;
 
 use super::Dialect;

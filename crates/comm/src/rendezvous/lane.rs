@@ -60,6 +60,7 @@ impl Lane {
     /// Publishes `request`; returns its place in the order. `name` is what errors call the communicator.
     pub(crate) fn start(&self, request: Request, name: &str) -> Result<u64, Error> {
         let mut book = self.book();
+        self.check(&book)?;
         self.rendezvous.fate().check()?;
         if let Err(error) = validate_in_memory(&request, self.rank, self.rendezvous.size(), self.world_rank()) {
             return Err(self.fail(&mut book, error));
@@ -112,9 +113,7 @@ impl Lane {
     }
 
     fn complete(&self, book: &mut Book, name: &str) -> Result<Completed, Error> {
-        if book.failed {
-            return Err(self.rendezvous.fate().error());
-        }
+        self.check(book)?;
         // A device that fails unwinds from there.
         book.failed = true;
         // SAFETY: this rank's only lane, under its lock, in order; a failed round is not attempted again.
@@ -126,6 +125,16 @@ impl Lane {
             }
             Err(error) => Err(self.fail(book, error)),
         }
+    }
+
+    /// An error once a round has failed: what follows it must not be attempted.
+    fn check(&self, book: &Book) -> Result<(), Error> {
+        if !book.failed {
+            return Ok(());
+        }
+        // Unless the world knows already why.
+        self.abort("an operation before this one failed");
+        Err(self.rendezvous.fate().error())
     }
 
     /// Tells the world, which keeps the first cause only.
@@ -145,6 +154,9 @@ impl Drop for Lane {
     fn drop(&mut self) {
         let book = self.book();
         let (left, failed) = (book.started - book.finished, book.failed);
+        // A device may be reading what is freed with the rendezvous.
+        // SAFETY: these rounds are posted and not taken back, by this rank's only lane.
+        (book.finished..book.started).for_each(|index| unsafe { self.rendezvous.settle(self.rank, index) });
         drop(book);
         if left > 0 && !failed && !thread::panicking() {
             self.abort(&left_in_flight(left));

@@ -148,6 +148,17 @@ impl Rendezvous {
         Ok(entry.request.operation.into_completed())
     }
 
+    /// Waits until rank `rank`'s device is done with what it has begun of round `index`.
+    ///
+    /// # Safety
+    /// Called by rank `rank` alone, of a round that it has posted and not taken back.
+    unsafe fn settle(&self, rank: usize, index: u64) {
+        // SAFETY: the caller's own cell, which it writes alone.
+        let entry = self.cell(rank, index).with(|cell| unsafe { (*cell).as_ref() });
+        // SAFETY: the entry is this rank's, and published.
+        entry.into_iter().for_each(|entry| unsafe { entry.target_to_read().settle() });
+    }
+
     fn cell(&self, rank: usize, index: u64) -> &UnsafeCell<Option<Entry>> {
         &self.cells[(index % ROUNDS) as usize * self.size() + rank].0
     }

@@ -91,6 +91,17 @@ impl BufferPlace {
         }
     }
 
+    /// Waits until its owner's device moves nothing any more.
+    ///
+    /// # Safety
+    /// The buffer is this rank's own, and published.
+    pub(super) unsafe fn settle(self) {
+        if let BufferPlace::Device(own) = self {
+            // SAFETY: the caller's promise.
+            unsafe { (*own).settle() };
+        }
+    }
+
     fn host(self) -> *const u8 {
         let BufferPlace::Host(first) = self else { unreachable!("operations agree on the memory of their buffers") };
         first

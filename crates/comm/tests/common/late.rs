@@ -191,6 +191,12 @@ impl DeviceBuffer for LateBuffer {
         let mark = of(other).marked();
         lock(&self.waits).push(mark);
     }
+
+    fn settle(&self) {
+        let _working = lock(&WORKING);
+        let all = lock(&self.device.jobs).len();
+        work_up_to(&(self.device.clone(), all));
+    }
 }
 
 /// A communicator whose buffers are in the memory of a late device, if it moves that.

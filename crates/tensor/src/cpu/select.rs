@@ -50,7 +50,7 @@ impl Among {
 }
 
 /// A score as scores are compared: NaN is minus infinity, and both zeros are one number.
-pub(crate) fn comparable(x: f32) -> f32 {
+pub fn comparable(x: f32) -> f32 {
     if x.is_nan() { f32::NEG_INFINITY } else { x + 0.0 }
 }
 

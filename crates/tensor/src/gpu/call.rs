@@ -1,8 +1,9 @@
 //! A line of the table of kernels as what an accelerator launches.
 
 use std::ffi::c_void;
+use std::ops::Range;
 
-use super::order::{DeviceStream, Use};
+use super::order::{DeviceStream, Use, WHOLE};
 use super::pass::CValue;
 use super::twin::OperandKind;
 use super::{DeviceMemory, Gpu};
@@ -27,6 +28,8 @@ pub(super) struct LaunchOperand {
     /// Bytes that the kernel may touch, from the first on, and bytes that there are.
     pub(super) bytes: usize,
     pub(super) capacity: usize,
+    /// Those that it does touch, if others use the rest meanwhile.
+    pub(super) touched: Range<usize>,
 }
 
 impl Launch {
@@ -99,6 +102,13 @@ impl<'a> Call<'a> {
         self.operand(elements, kind, Use::Write);
     }
 
+    /// Of which the kernel touches some bytes alone.
+    #[track_caller]
+    pub(crate) fn write_part(&mut self, elements: DeviceElements, kind: OperandKind, bytes: Range<usize>) {
+        self.write(elements, kind);
+        self.launch.operands.last_mut().expect("the operand above").touched = bytes;
+    }
+
     #[track_caller]
     pub(crate) fn read(&mut self, elements: DeviceElements, kind: OperandKind) {
         self.operand(elements, kind, Use::Read);
@@ -118,7 +128,13 @@ impl<'a> Call<'a> {
         if kind == OperandKind::Any {
             value.u32(dtype as u32);
         }
-        self.launch.operands.push(LaunchOperand { address, used, bytes: len * dtype.bytes(), capacity });
+        self.launch.operands.push(LaunchOperand {
+            address,
+            used,
+            bytes: len * dtype.bytes(),
+            capacity,
+            touched: WHOLE,
+        });
         self.argument(value);
     }
 
@@ -132,7 +148,13 @@ impl<'a> Call<'a> {
         let memory = self.device.take_memory(self.gpu, bytes.len());
         memory.write(0, &bytes);
         let (address, capacity) = (memory.address(), memory.bytes());
-        self.launch.operands.push(LaunchOperand { address, used: Use::Read, bytes: bytes.len(), capacity });
+        self.launch.operands.push(LaunchOperand {
+            address,
+            used: Use::Read,
+            bytes: bytes.len(),
+            capacity,
+            touched: WHOLE,
+        });
         self.lists.push(memory);
         [address, elements.len() as u64]
     }

@@ -306,7 +306,7 @@ impl Accelerator for Cuda {
         // SAFETY: `DeviceMemory` has checked that the bytes lie in it. Memory of the host that is not pinned has been read
         // when the call returns; for other memory the host waits.
         done(unsafe { result::memcpy_htod_async(to, bytes, stream.cu_stream()) }, "a copy to the device");
-        if self.pinned.contain(bytes) {
+        if self.pinned.share_pages_with(bytes) {
             done(stream.synchronize(), "waiting for a copy to the device");
         }
     }
@@ -325,12 +325,19 @@ impl Accelerator for Cuda {
 
     fn copy(&self, stream: DeviceStream, to: (&DeviceMemory, usize), from: (&DeviceMemory, usize), bytes: usize) {
         let stream = self.stream(stream).cu_stream();
-        if let Some(peer) = from.0.engine().cuda() {
-            self.reach(peer);
-        }
+        let peer = from.0.engine().cuda().expect("devices of one kind copy from each other");
         let [to, from] = [to, from].map(|(memory, first)| memory.address() + first as u64);
-        // SAFETY: the caller lends both, and has the stream wait for whoever uses them. All GPUs have one address space.
-        done(unsafe { result::memcpy_dtod_async(to, from, bytes, stream) }, "a copy within devices");
+        let [own, others] = [self, peer].map(|engine| engine.context.cu_ctx());
+        // SAFETY: the caller lends both, and has the stream wait for whoever uses them.
+        let begun = unsafe {
+            if own == others {
+                result::memcpy_dtod_async(to, from, bytes, stream)
+            } else {
+                self.reach(peer);
+                result::memcpy_peer_async(own, to, others, from, bytes, stream)
+            }
+        };
+        done(begun, "a copy within devices");
     }
 
     fn cuda(&self) -> Option<&Cuda> {
@@ -401,7 +408,7 @@ impl Accelerator for Cuda {
 
     fn multiply_all(&self, stream: DeviceStream, device: &Device, products: &[DeviceProduct]) {
         assert_eq!(stream, DeviceStream::Compute, "cuBLAS has one stream");
-        if !self.multiply_together(products) {
+        if !self.multiply_together(device, products) {
             products.iter().for_each(|product| self.multiply(stream, device, product));
         }
     }

@@ -35,6 +35,7 @@ mod twin;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) use call::{Call, DeviceElements};
@@ -101,8 +102,8 @@ pub(crate) trait Accelerator: Debug + Send + Sync {
     /// same kind. Does not wait.
     fn copy(&self, stream: DeviceStream, to: (&DeviceMemory, usize), from: (&DeviceMemory, usize), bytes: usize);
 
-    /// Another engine uses memory of this one. Who looks for an order that is missing takes note.
-    fn note_use(&self, _memory: &DeviceMemory, _used: Use, _by: &TimedOperation) {}
+    /// Another engine uses bytes of this one's memory. Who looks for an order that is missing takes note.
+    fn note_use(&self, _memory: (&DeviceMemory, Range<usize>), _used: Use, _by: &TimedOperation) {}
 
     /// The engine as one of CUDA's.
     fn cuda(&self) -> Option<&cuda::Cuda> {

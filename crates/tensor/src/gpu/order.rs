@@ -5,6 +5,7 @@
 //! has a vector clock (Mattern 1989): how far it knows each stream to be. A use of memory must know the uses before it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A queue of an accelerator.
@@ -44,8 +45,8 @@ impl StreamClock {
         }
     }
 
-    fn knows(&self, other: &StreamClock) -> bool {
-        other.0.iter().all(|(place, time)| self.0.get(place).is_some_and(|known| known >= time))
+    fn knows(&self, place: &StreamOf, time: u64) -> bool {
+        self.0.get(place).is_some_and(|&known| known >= time)
     }
 }
 
@@ -57,12 +58,18 @@ pub(crate) struct TimedOperation<'a> {
     what: &'a str,
 }
 
-/// How memory was used last: by stream, the number of its operation.
-#[derive(Debug, Default)]
-struct Uses {
-    writes: StreamClock,
-    reads: StreamClock,
+/// A use of some bytes of a block by a stream.
+#[derive(Debug)]
+struct PastUse {
+    bytes: Range<usize>,
+    used: Use,
+    place: StreamOf,
+    /// The number of the stream's operation.
+    time: u64,
 }
+
+/// All bytes of a block, as kernels use it.
+pub(super) const WHOLE: Range<usize> = 0..usize::MAX;
 
 /// How a block of memory is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,17 +85,23 @@ pub(super) struct UseOrder {
     identity: Arc<u8>,
     streams: [StreamClock; STREAMS],
     host: StreamClock,
-    uses: HashMap<u64, Uses>,
+    /// By address.
+    uses: HashMap<u64, Vec<PastUse>>,
 }
 
 impl UseOrder {
-    /// An operation of `stream` that uses blocks of memory, by their addresses.
+    /// An operation of `stream` that uses blocks of memory, by their addresses, and bytes of them.
     ///
     /// # Panics
     /// If a use does not come after those it depends on.
-    pub(super) fn operation(&mut self, stream: DeviceStream, what: &str, uses: impl Iterator<Item = (u64, Use)>) {
+    pub(super) fn operation(
+        &mut self,
+        stream: DeviceStream,
+        what: &str,
+        uses: impl Iterator<Item = ((u64, Range<usize>), Use)>,
+    ) {
         let operation = self.begin(stream, what);
-        uses.for_each(|(address, used)| self.note(&operation, address, used));
+        uses.for_each(|(block, used)| self.note(&operation, block, used));
     }
 
     /// The next operation of `stream`.
@@ -101,20 +114,27 @@ impl UseOrder {
         TimedOperation { place, clock: own.clone(), what }
     }
 
-    /// An operation, of this engine or of another one, uses a block of this one's memory.
+    /// An operation, of this engine or of another one, uses bytes of the block of this one's memory at an address.
     ///
     /// # Panics
     /// If the use does not come after those it depends on.
-    pub(super) fn note(&mut self, operation: &TimedOperation, address: u64, used: Use) {
+    pub(super) fn note(&mut self, operation: &TimedOperation, (address, bytes): (u64, Range<usize>), used: Use) {
         let TimedOperation { place, clock, what } = operation;
         let before = self.uses.entry(address).or_default();
-        let is_ordered = clock.knows(&before.writes) && (used == Use::Read || clock.knows(&before.reads));
-        assert!(is_ordered, "{what} on stream {:?} uses memory that another stream may not be done with", place.1);
-        let last = match used {
-            Use::Read => &mut before.reads,
-            Use::Write => &mut before.writes,
+        let concerns = |past: &PastUse| {
+            let overlaps = past.bytes.start < bytes.end && bytes.start < past.bytes.end;
+            overlaps && (past.used == Use::Write || used == Use::Write)
         };
-        last.0.insert(*place, clock.0[place]);
+        let is_ordered = before.iter().filter(|past| concerns(past)).all(|past| clock.knows(&past.place, past.time));
+        assert!(is_ordered, "{what} on stream {:?} uses memory that another stream may not be done with", place.1);
+        let time = clock.0[place];
+        // What comes after this use comes after those that it knows.
+        before.retain(|past| {
+            let is_within = bytes.start <= past.bytes.start && past.bytes.end <= bytes.end;
+            let replaces = used == Use::Write || past.used == Use::Read && past.place == *place;
+            !(is_within && replaces && clock.knows(&past.place, past.time))
+        });
+        before.push(PastUse { bytes, used, place: *place, time });
     }
 
     pub(super) fn record(&self, stream: DeviceStream) -> StreamClock {
@@ -144,11 +164,11 @@ mod tests {
     const A: u64 = 64;
 
     fn write(order: &mut UseOrder, stream: DeviceStream) {
-        order.operation(stream, "a test", [(A, Use::Write)].into_iter());
+        order.operation(stream, "a test", [((A, WHOLE), Use::Write)].into_iter());
     }
 
     fn read(order: &mut UseOrder, stream: DeviceStream) {
-        order.operation(stream, "a test", [(A, Use::Read)].into_iter());
+        order.operation(stream, "a test", [((A, WHOLE), Use::Read)].into_iter());
     }
 
     #[test]
@@ -188,6 +208,26 @@ mod tests {
         write(&mut order, DeviceStream::Compute);
         order.wait(DeviceStream::Copy, &early);
         read(&mut order, DeviceStream::Copy);
+    }
+
+    /// What one writes and another reads are different bytes.
+    #[test]
+    fn uses_of_other_bytes_need_no_order() {
+        let mut order = UseOrder::default();
+        let mut part = |stream, bytes, used| order.operation(stream, "a test", [((A, bytes), used)].into_iter());
+        part(DeviceStream::Compute, 0..8, Use::Write);
+        part(DeviceStream::Copy, 8..16, Use::Write);
+        part(DeviceStream::Compute, 0..8, Use::Read);
+        part(DeviceStream::Copy, 12..20, Use::Read);
+    }
+
+    #[test]
+    #[should_panic(expected = "a test on stream Compute uses memory")]
+    fn bytes_that_are_shared_need_one() {
+        let mut order = UseOrder::default();
+        let mut part = |stream, bytes, used| order.operation(stream, "a test", [((A, bytes), used)].into_iter());
+        part(DeviceStream::Copy, 8..16, Use::Write);
+        part(DeviceStream::Compute, 0..9, Use::Read);
     }
 
     /// Two may read at a time.

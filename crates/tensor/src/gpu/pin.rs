@@ -5,6 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Accelerator, DeviceFailure};
 
+/// Of the host's memory.
+const PAGE_BYTES: usize = 4096;
+
 /// All bytes of the host that are pinned for an engine: how many, by the address of the first.
 #[derive(Debug, Default)]
 pub(super) struct PinnedBytes(Mutex<BTreeMap<usize, usize>>);
@@ -20,6 +23,13 @@ impl PinnedBytes {
 
     pub(super) fn remove(&self, first: usize) {
         self.all().remove(&first);
+    }
+
+    /// Whether any of these lie in a page with some that are pinned, for which a driver may take all of the page.
+    pub(super) fn share_pages_with(&self, bytes: &[u8]) -> bool {
+        let page = |address: usize| address / PAGE_BYTES;
+        let (first, last) = (page(bytes.as_ptr().addr()), page(bytes.as_ptr().addr() + bytes.len().max(1) - 1));
+        self.all().iter().any(|(&from, &len)| page(from) <= last && first <= page(from + len.max(1) - 1))
     }
 
     /// Whether all of these are.

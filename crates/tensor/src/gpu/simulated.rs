@@ -7,6 +7,7 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt::Display;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{ptr, slice};
@@ -16,7 +17,7 @@ use libloading::Library;
 use super::call::{Launch, LaunchOperand};
 use super::compile;
 use super::error::EngineError;
-use super::order::{DeviceStream, TimedOperation, Use, UseOrder};
+use super::order::{DeviceStream, TimedOperation, Use, UseOrder, WHOLE};
 use super::pin::PinnedBytes;
 use super::sources::KernelSource;
 use super::{Accelerator, DeviceFailure, DeviceMatrix, DeviceMemory, DeviceProduct, Event};
@@ -169,7 +170,7 @@ impl Accelerator for Simulated {
     fn upload(&self, stream: DeviceStream, memory: &DeviceMemory, first: usize, bytes: &[u8]) {
         self.ask("a copy to the device");
         self.check_pinned(stream, bytes);
-        self.order().operation(stream, "a copy to the device", [(memory.address(), Use::Write)].into_iter());
+        self.order().operation(stream, "a copy to the device", [((memory.address(), WHOLE), Use::Write)].into_iter());
         // SAFETY: `DeviceMemory` has checked that the bytes lie in it, and those of the host are other memory.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), pointer(memory.address()).add(first), bytes.len()) };
     }
@@ -178,7 +179,7 @@ impl Accelerator for Simulated {
         self.ask("a copy to the host");
         self.check_pinned(stream, bytes);
         let mut order = self.order();
-        order.operation(stream, "a copy to the host", [(memory.address(), Use::Read)].into_iter());
+        order.operation(stream, "a copy to the host", [((memory.address(), WHOLE), Use::Read)].into_iter());
         order.synchronize(stream);
         // SAFETY: as in `upload`; `DeviceMemory` is filled when it is handed out, so no byte is uninitialised.
         unsafe { ptr::copy_nonoverlapping(pointer(memory.address()).add(first), bytes.as_mut_ptr(), bytes.len()) };
@@ -192,8 +193,9 @@ impl Accelerator for Simulated {
     fn copy(&self, stream: DeviceStream, to: (&DeviceMemory, usize), from: (&DeviceMemory, usize), bytes: usize) {
         self.ask("a copy within devices");
         let copy = self.order().begin(stream, "a copy within devices");
-        self.note_use(to.0, Use::Write, &copy);
-        from.0.engine().note_use(from.0, Use::Read, &copy);
+        let of = |first: usize| first..first + bytes;
+        self.note_use((to.0, of(to.1)), Use::Write, &copy);
+        from.0.engine().note_use((from.0, of(from.1)), Use::Read, &copy);
         let [to, from] = [to, from].map(|(memory, first)| {
             assert!(first + bytes <= memory.bytes(), "bytes {first} + {bytes} of {}", memory.bytes());
             pointer(memory.address()).wrapping_add(first)
@@ -203,14 +205,14 @@ impl Accelerator for Simulated {
         unsafe { ptr::copy_nonoverlapping(from.cast_const(), to, bytes) };
     }
 
-    fn note_use(&self, memory: &DeviceMemory, used: Use, by: &TimedOperation) {
-        self.order().note(by, memory.address(), used);
+    fn note_use(&self, (memory, bytes): (&DeviceMemory, Range<usize>), used: Use, by: &TimedOperation) {
+        self.order().note(by, (memory.address(), bytes), used);
     }
 
     fn launch(&self, stream: DeviceStream, launch: &Launch) {
         self.ask(format_args!("kernel `{}`", launch.name));
         let kernel = self.kernel(launch.module, launch.name);
-        let uses = launch.operands().iter().map(|operand| (operand.address, operand.used));
+        let uses = launch.operands().iter().map(|operand| ((operand.address, operand.touched.clone()), operand.used));
         self.order().operation(stream, launch.name, uses);
         let parameters = launch.parameters();
         // SAFETY: the parameters are those of the kernel, which a test compares with the table of kernels; operands are
@@ -248,7 +250,11 @@ impl Accelerator for Simulated {
         let [rows, _, cols] = product.dims();
         let &DeviceProduct { c, a, b, accumulate } = product;
         let uses = [(c, Use::Write), (a, Use::Read), (b, Use::Read)];
-        self.order().operation(stream, "a product", uses.map(|(of, used)| (of.elements.address(), used)).into_iter());
+        self.order().operation(
+            stream,
+            "a product",
+            uses.map(|(of, used)| ((of.elements.address(), WHOLE), used)).into_iter(),
+        );
         let matrix = |of: DeviceMatrix| Matrix { rows: 0..of.rows, cols: of.cols, transposed: of.transposed };
         let p = Product { a: matrix(a), b: matrix(b), first: 0, accumulate };
         let (to, len) = (pointer(c.address()), rows * cols);

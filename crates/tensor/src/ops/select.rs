@@ -15,10 +15,10 @@ impl Tensor {
     /// comes first; NaN is least, and both zeros are one number. [`NOWHERE`] where there are no more.
     ///
     /// # Panics
-    /// If the scores are not f32, or `k` is 0.
+    /// If the scores are not f32, or there are no columns, or `k` is 0.
     #[track_caller]
     pub fn top_k(&self, k: usize) -> Tensor {
-        assert!(k > 0, "the largest of none");
+        assert!(k > 0 && self.cols() > 0, "the {k} largest of {} columns", self.cols());
         let mut chosen = Tensor::stale(self.device(), &[self.rows(), k], Dtype::U32);
         kernels::top_k(&mut chosen, self, k, self.cols());
         chosen

@@ -308,8 +308,8 @@ impl Wrapper for Relay {
 
     fn start(&self, request: Request) -> Result<Pending, Error> {
         let (rank, size) = (self.inner.rank(), self.inner.size());
-        // What makes no sense is refused where everything else is.
-        let is_sound = validate(&request, rank, size, rank).is_ok();
+        // What makes no sense, or cannot be packed, goes where everything else does, and is refused there if need be.
+        let is_sound = validate(&request, rank, size, rank).is_ok() && !request.operation.is_on_device();
         let operation = match &request.operation {
             Operation::AllToAll { .. } if is_sound => Conveyance::ByNodes(Box::new(self.begin(request)?)),
             _ => Conveyance::Straight(self.inner.start(request)?),

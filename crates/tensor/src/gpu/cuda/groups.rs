@@ -3,14 +3,13 @@
 //! cuBLAS has the call since CUDA 12.5, for some types. Where it has not, or refuses, products are begun one by one.
 
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
 
 use cudarc::cublas::sys::{self as blas_sys, cublasStatus_t as Status};
-use cudarc::driver::{CudaContext, result};
 
 use super::{Cuda, blas_type, done, lock, operation};
+use crate::device::{Device, Engine};
 use crate::dtype::Dtype;
-use crate::gpu::{Accelerator, DeviceMatrix, DeviceProduct, DeviceStream};
+use crate::gpu::{DeviceMatrix, DeviceProduct, DeviceStream};
 
 /// To what addresses of factors and results that are not f32 have to be aligned.
 const ALIGN_BYTES: u64 = 16;
@@ -22,36 +21,18 @@ pub(super) struct ProductGroups {
     is_there: Option<bool>,
     /// Types of factors and results that it has refused.
     refused: Vec<[Dtype; 2]>,
-    room: Option<PointerRoom>,
-}
-
-/// Memory of the device for pointers, used by one call after the other in the order of the stream.
-#[derive(Debug)]
-struct PointerRoom {
-    context: Arc<CudaContext>,
-    address: u64,
-    bytes: usize,
-}
-
-impl Drop for PointerRoom {
-    fn drop(&mut self) {
-        // As of other memory, nobody is told of a failure.
-        // SAFETY: the address was allocated, and nobody else has it; the driver waits for what uses it.
-        let _ =
-            unsafe { result::ctx::set_current(self.context.cu_ctx()).and_then(|()| result::free_sync(self.address)) };
-    }
 }
 
 impl Cuda {
     /// Begins all of them, if there is a call for them.
-    pub(super) fn multiply_together(&self, products: &[DeviceProduct]) -> bool {
+    pub(super) fn multiply_together(&self, device: &Device, products: &[DeviceProduct]) -> bool {
         let products: Vec<&DeviceProduct> = products.iter().filter(|product| has_elements(product)).collect();
         let mut groups = lock(&self.groups);
         let Some(types) = common_types(&products).filter(|types| !groups.refused.contains(types)) else { return false };
         if !*groups.is_there.get_or_insert_with(has_call) {
             return false;
         }
-        match self.begin_together(&mut groups, &products) {
+        match self.begin_together(device, &products) {
             // As it tells of types that it has no products for. Were it told of anything else, it would cost time alone.
             Status::CUBLAS_STATUS_NOT_SUPPORTED
             | Status::CUBLAS_STATUS_ARCH_MISMATCH
@@ -67,18 +48,16 @@ impl Cuda {
     }
 
     /// Each product is a group of its own.
-    fn begin_together(&self, groups: &mut ProductGroups, products: &[&DeviceProduct]) -> Status {
-        let stream = self.stream(DeviceStream::Compute);
+    fn begin_together(&self, device: &Device, products: &[&DeviceProduct]) -> Status {
         // As in a single product, c^T = b^T a^T.
         let factors: [fn(&DeviceProduct) -> DeviceMatrix; 3] = [|of| of.b, |of| of.a, |of| of.c];
         let pointers: Vec<u64> =
             factors.iter().flat_map(|matrix| products.iter().map(|product| matrix(product).address())).collect();
-        let address = self.room(groups, size_of_val(pointers.as_slice()));
-        // SAFETY: there is room for the pointers, which have been read when the call returns: they are not pinned.
-        done(
-            unsafe { result::memcpy_htod_async(address, &pointers, stream.cu_stream()) },
-            "a copy of pointers to the device",
-        );
+        let bytes: Vec<u8> = pointers.iter().flat_map(|pointer| pointer.to_ne_bytes()).collect();
+        let Engine::Accelerator(gpu) = device.engine() else { unreachable!("products of an accelerator's device") };
+        let room = device.take_memory(gpu, bytes.len());
+        room.write(0, &bytes);
+        let address = room.address();
         let count = products.len();
         let list = |matrix: usize| address + (matrix * count * size_of::<u64>()) as u64;
         let [m, n, k] = [2, 0, 1].map(|dim| of_each(products, |product| product.dims()[dim]));
@@ -92,9 +71,10 @@ impl Cuda {
         let keep: Vec<f32> = products.iter().map(|product| f32::from(u8::from(product.accumulate))).collect();
         let DeviceProduct { a, b, c, .. } = products[0];
         let handle = lock(&self.products);
+        self.stream(DeviceStream::Compute);
         // SAFETY: the matrices lie in their memory, as `dims` has checked, and results are apart; lists of the host have an
         // element of each product and are read before the call returns; those of the device are used in the stream's order.
-        unsafe {
+        let status = unsafe {
             blas_sys::cublasGemmGroupedBatchedEx(
                 handle.0,
                 of_b.as_ptr(),
@@ -117,26 +97,10 @@ impl Cuda {
                 sizes.as_ptr(),
                 blas_sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
             )
-        }
-    }
-
-    /// The address of room for so many bytes.
-    fn room(&self, groups: &mut ProductGroups, bytes: usize) -> u64 {
-        if groups.room.as_ref().is_none_or(|room| room.bytes < bytes) {
-            let bytes = bytes.next_power_of_two();
-            let address = done(self.allocate(bytes).map_err(NoRoom), "allocating memory for pointers");
-            groups.room = Some(PointerRoom { context: self.context.clone(), address, bytes });
-        }
-        groups.room.as_ref().expect("room").address
-    }
-}
-
-/// A reason in the engine's words.
-struct NoRoom(String);
-
-impl super::LibraryError for NoRoom {
-    fn told(&self) -> String {
-        self.0.clone()
+        };
+        // Whoever takes this memory next uses it on the same stream.
+        device.give_memory(room);
+        status
     }
 }
 
