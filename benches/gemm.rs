@@ -1,7 +1,10 @@
 //! Times the matrix products of the benchmarked decoders through the linear op: what `peers/pytorch/mm.py` times.
 //!
-//! `cargo bench --bench gemm [-- --threads N --steps N --dtype bf16]`. Rows x out x in; forward is one product (`y = x W^T`),
-//! backward two (`dW = g^T x`, `dx = g W`). One timed step repeats an op until it has done two GFLOP.
+//! `cargo bench --bench gemm [-- --threads N --steps N --dtype bf16 --backend cuda]`. Rows x out x in; forward is one product
+//! (`y = x W^T`), backward two (`dW = g^T x`, `dx = g W`). One timed step repeats an op until it has done two GFLOP.
+//!
+//! With `--experts E [--rows R --outer M --inner N]`, forward and backward of as many products of R rows each instead: by one
+//! op, which an accelerator may do in one call, and by an op each.
 
 #![allow(clippy::print_stdout)]
 
@@ -34,7 +37,17 @@ fn main() -> Result<()> {
     let flags = Flags::read();
     let (threads, steps) = (flags.get("--threads", 2), flags.steps());
     let dtype = flags.dtype();
-    let config = parallel::Config { threads: Some(threads), ..parallel::Config::of(1, 1) };
+    let config = parallel::Config { threads: Some(threads), backend: flags.backend(), ..parallel::Config::of(1, 1) };
+    let experts = flags.get("--experts", 0);
+    if experts > 0 {
+        let shape = [flags.get("--rows", 256), flags.get("--outer", 1024), flags.get("--inner", 1024)];
+        let runs = launch::run(&config, |rank| {
+            Ok::<_, anyhow::Error>(by_expert(&rank.device, dtype, (experts, shape), steps))
+        });
+        let runs = launch::first_cause(runs, |_| false).map_err(|failure| anyhow!("{failure}"))?;
+        print_experts((dtype, experts, shape), &runs[0]);
+        return Ok(());
+    }
     for shape in SHAPES {
         let runs = launch::run(&config, |rank| Ok::<_, anyhow::Error>(measure(&rank.device, dtype, shape, steps)));
         let runs = launch::first_cause(runs, |_| false).map_err(|failure| anyhow!("{failure}"))?;
@@ -58,6 +71,59 @@ fn print(direction: &str, products: usize, (dtype, shape): (Dtype, [usize; 3]), 
     measured.print(json!({ "gflops": gflops.round() }));
 }
 
+fn print_experts((dtype, experts, [rows, outer, inner]): (Dtype, usize, [usize; 3]), ms: &[Vec<f64>; 2]) {
+    for (how, ms) in ["together", "one by one"].into_iter().zip(ms) {
+        let gflops = (6 * experts * rows * outer * inner) as f64 / median(ms) / 1e6;
+        let measured = Measured {
+            workload: &format!("mm {experts} of {rows}x{outer}x{inner} {} {how}", dtype_name(dtype)),
+            tokens: experts * rows,
+            ms,
+            losses: &[],
+            notes: format!("forward and backward, {gflops:.0} GFLOP/s, through the tape"),
+        };
+        measured.print(json!({ "experts": experts, "gflops": gflops.round() }));
+    }
+}
+
+/// Milliseconds of every timed step of all experts' products, by one op and by an op each.
+fn by_expert(
+    device: &Arc<Device>,
+    dtype: Dtype,
+    (experts, [rows, outer, inner]): (usize, [usize; 3]),
+    steps: usize,
+) -> [Vec<f64>; 2] {
+    let numbers = |stream: u32, shape: &[usize]| {
+        let draws = Draws::new(0, Purpose::Init, 0, stream);
+        Tensor::from_fn(device, shape, |i| draws.uniform(i as u64) - 0.5)
+    };
+    // Each way's parts: weights, counts of rows, rows and gradients of results.
+    let parts = |parts: usize| -> Vec<_> {
+        let (each, counts) = (experts / parts * rows, vec![rows; experts / parts]);
+        let part = |part: usize| {
+            let weight = numbers(2 + part as u32, &[counts.len(), outer, inner]).into_dtype(dtype);
+            let (x, gradient) = (numbers(0, &[each, inner]).into_dtype(dtype), numbers(1, &[each, outer]));
+            (Parameter::new("weight", weight), counts.clone(), x, gradient)
+        };
+        (0..parts).map(part).collect()
+    };
+    [1, experts].map(|count| {
+        let parts = parts(count);
+        let step = |_| {
+            let (ms, ()) = milliseconds(|| {
+                for (weight, counts, x, gradient) in &parts {
+                    weight.clear_gradient();
+                    let tape = Tape::new(device);
+                    let y = tape.leaf(x.clone()).grouped_linear(&tape.parameter(weight), None, counts);
+                    tape.backward_from(&y, gradient.clone());
+                }
+                device.wait();
+            });
+            ms
+        };
+        (0..WARM_UP + steps).map(step).skip(WARM_UP).collect()
+    })
+}
+
 /// Milliseconds of one forward, and of one backward, in every timed step.
 fn measure(device: &Arc<Device>, dtype: Dtype, [rows, outer, inner]: [usize; 3], steps: usize) -> (Vec<f64>, Vec<f64>) {
     let numbers = |stream: u32, shape: [usize; 2]| {
@@ -72,9 +138,17 @@ fn measure(device: &Arc<Device>, dtype: Dtype, [rows, outer, inner]: [usize; 3],
         for _ in 0..repeats {
             weight.clear_gradient();
             let tape = Tape::new(device);
-            let (ms, y) = milliseconds(|| tape.leaf(x.clone()).linear(&tape.parameter(&weight), None));
+            let (ms, y) = milliseconds(|| {
+                let y = tape.leaf(x.clone()).linear(&tape.parameter(&weight), None);
+                device.wait();
+                y
+            });
             forward += ms;
-            backward += milliseconds(|| tape.backward_from(&y, gradient.clone())).0;
+            let (ms, ()) = milliseconds(|| {
+                tape.backward_from(&y, gradient.clone());
+                device.wait();
+            });
+            backward += ms;
         }
         (forward / repeats as f64, backward / repeats as f64)
     };

@@ -4,6 +4,7 @@
 //! cargo bench --bench layer                                    4096 tokens, 256 wide, 1024 inside, 8 experts
 //! cargo bench --bench layer -- --sweep                         512 wide, 2048 inside, 4 to 64 experts
 //! cargo bench --bench layer -- --tokens S --model M --inner F --experts E --k K --dtype f32|bf16
+//! cargo bench --bench layer -- --backend cuda                  on a GPU
 //! ```
 //!
 //! Experts are two products with GELU between and no biases; there are no auxiliary losses. The gradients of the
@@ -48,7 +49,7 @@ fn main() -> Result<()> {
     };
     let experts = if sweep { vec![4, 8, 16, 32, 64] } else { vec![shape.experts] };
     let threads = flags.get("--threads", 2);
-    let config = parallel::Config { threads: Some(threads), ..parallel::Config::of(1, 1) };
+    let config = parallel::Config { threads: Some(threads), backend: flags.backend(), ..parallel::Config::of(1, 1) };
     for experts in experts {
         let shape = Shape { experts, ..shape };
         let runs = launch::run(&config, |rank| measure(&rank, shape, flags.steps()));
@@ -105,6 +106,7 @@ impl Layer {
         let tape = Tape::new(&rank.device);
         let y = self.forward(mesh, &tape.leaf(x.clone()), k)?;
         tape.try_backward_from(&y, gradient.clone()).map_err(|failure| anyhow!("{failure}"))?;
+        rank.device.wait();
         Ok(())
     }
 

@@ -4,6 +4,7 @@ use std::str::FromStr;
 use std::time::Instant;
 
 use guildhall::metrics::peak_rss_mb;
+use guildhall::parallel::Backend;
 use guildhall_tensor::Dtype;
 use serde_json::{Value, json};
 
@@ -38,6 +39,13 @@ impl Flags {
             "bf16" => Dtype::Bf16,
             other => panic!("--dtype is f32 or bf16, not {other:?}"),
         }
+    }
+
+    /// What ranks compute on.
+    #[allow(dead_code, reason = "not every benchmark has such a flag")]
+    pub(crate) fn backend(&self) -> Backend {
+        let name = self.get("--backend", Backend::Cpu.name().to_owned());
+        Backend::ALL.into_iter().find(|backend| backend.name() == name).unwrap_or_else(|| panic!("no backend {name:?}"))
     }
 
     /// Timed steps, after [`WARM_UP`] others.
