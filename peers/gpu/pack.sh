@@ -43,13 +43,13 @@ cp peers/gpu/{run.sh,stages.py,note.py,libraries.py,decoder.toml} "$kit"
 git describe --always --dirty --abbrev=10 --match=none >"$kit/commit"
 
 # With a rate that does not depend on the number of steps, the first steps of a run are those of a shorter one.
-options="--set parallel.ranks=1 --set parallel.expert=1 --set train.schedule=constant --set train.eval_every=1000
-    --set train.checkpoint_every=1000 --set train.batch_tokens=2048"
+options="--set train.schedule=constant --set train.eval_every=1000 --set train.checkpoint_every=1000
+    --set train.batch_tokens=2048"
 echo "$options" >"$kit/reference/options"
 cd "$kit"
 # shellcheck disable=SC2086
-"$bin/guildhall" train recipes/quickstart.toml --backend cpu $options --set train.steps=50 --set 'data.sources=["text/*.md"]' \
-    --set "data.cache=$bin/data" --set moe.record=reference/routes --set "run.dir=$bin/run"
+"$bin/guildhall" train recipes/quickstart.toml --backend cpu --ranks 1 $options --set parallel.expert=1 --set train.steps=50 \
+    --set 'data.sources=["text/*.md"]' --set "data.cache=$bin/data" --set moe.record=reference/routes --set "run.dir=$bin/run"
 cp "$bin/run/metrics.jsonl" reference/
 
 bytes=$(du -sb . | cut -f1)

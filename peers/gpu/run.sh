@@ -28,7 +28,7 @@ out=$(cd "$out" && pwd)
 limit_of() {
     case $1 in
     devices) echo 60 ;;
-    ops) echo 100 ;;
+    ops) echo 140 ;;
     quickstart | two_ranks | offload | bf16) echo 45 ;;
     profile) echo 60 ;;
     layer) echo 100 ;;
@@ -44,8 +44,9 @@ for stage in $stages; do limit_of "$stage" >/dev/null; done
 work=$kit/work
 mkdir -p "$work/home" "$work/lib"
 if [ ! -e "$work/bin" ]; then
-    mkdir "$work/bin.part"
-    python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$kit/bin.tar.xz" "$work/bin.part"
+    mkdir -p "$work/bin.part"
+    tar -C "$work/bin.part" -xJf "$kit/bin.tar.xz" ||
+        python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$kit/bin.tar.xz" "$work/bin.part"
     mv "$work/bin.part" "$work/bin"
 fi
 
@@ -56,7 +57,10 @@ KIT_OUT=$out KIT_TINY=$tiny KIT_BACKEND=$backend KIT_TORCH=$torch KIT_PATH=$PATH
 export KIT_LIBRARIES KIT_OUT KIT_TINY KIT_BACKEND KIT_TORCH KIT_PATH PYTHONDONTWRITEBYTECODE=1
 
 for stage in $stages; do
-    limit=$(limit_of "$stage") left=$((seconds - SECONDS))
+    limit=$(limit_of "$stage")
+    # A processor that plays the GPU takes its time.
+    [ "$tiny" = 0 ] || limit=$((10 * limit))
+    left=$((seconds - SECONDS))
     [ "$limit" -le "$left" ] || limit=$left
     log=$work/$stage.log begun=$SECONDS code=0
     if [ "$limit" -lt 5 ]; then
