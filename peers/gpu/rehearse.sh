@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # run.sh without a GPU: the libraries of tests/fake_cuda in front, tiny sizes, PyTorch on the processor.
 #   rehearse.sh KIT OUT [run.sh's options and stages]
-# KIT is a folder of pack.sh's. --backend simulated takes the simulated device instead, --torch none leaves PyTorch out; PYTHON names
-# the interpreter that has it (python3). Needs a C++ compiler. How long something takes here means nothing.
+# KIT is a folder of pack.sh's. --backend simulated takes the simulated device instead, --torch none leaves PyTorch out; PYTHON
+# names the interpreter that has it (python3). Needs a C++ compiler. How long something takes here means nothing.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 [ $# -ge 2 ] || { echo "rehearse.sh: name a folder of pack.sh's, and one for results" >&2; exit 2; }

@@ -104,7 +104,8 @@ def train(name, steps, tolerance, *options, ranks=1):
 def devices():
     if tool("nvidia-smi"):
         start([tool("nvidia-smi")], os.environ)
-    print(f"commit {(KIT / 'commit').read_text().strip()}; python {sys.version.split()[0]}; libraries by {OURS['LD_LIBRARY_PATH']}")
+    commit, python = (KIT / "commit").read_text().strip(), sys.version.split()[0]
+    print(f"commit {commit}; python {python}; libraries by {OURS['LD_LIBRARY_PATH']}")
     code, told = start([GUILDHALL, "devices"], OURS)
     lines = [line for line in told.splitlines() if line.split()[:2] == [BACKEND, "ready"]]
     finish(code == 0 and bool(lines), lines[0] if lines else f"{BACKEND} is not ready")
@@ -126,7 +127,7 @@ def ops():
     passed = sum(words[-1] == "ok" for words in lines)
     words = f"{passed} of {len(lines)} tests passed"
     if failed:
-        words += f"; failed: {' '.join(failed)}; of the first {min(12, len(failed))} these alone, too: {' '.join(alone) or 'none'}"
+        words += f"; failed: {' '.join(failed)}; alone, of the first {min(12, len(failed))}: {' '.join(alone) or 'none'}"
     finish(code == 0 and passed > 0, words)
 
 
@@ -151,9 +152,9 @@ def bf16():
 def profile():
     """Which kernels take how much of a step. Each is waited for, so short ones seem longer than they are."""
     profiles, problem = {}, None
-    for name, recipe, options in [("decoder, bf16", "decoder.toml", ["--set", "train.dtype=bf16"]),
-                                  ("quickstart, f32", "recipes/quickstart.toml", ["--ranks", "1", "--set", "parallel.expert=1",
-                                                                                *(KIT / "reference/options").read_text().split()])]:
+    one_rank = ["--ranks", "1", "--set", "parallel.expert=1", *(KIT / "reference/options").read_text().split()]
+    for name, recipe, options in [("decoder, bf16", "decoder.toml", []),
+                                  ("quickstart, f32", "recipes/quickstart.toml", one_rank)]:
         small = ["--set", "model.d_model=32", "--set", "model.heads=2", "--set", "model.kv_heads=2", "--set", "model.layers=2",
                  "--set", "moe.d_expert=16", "--set", "moe.experts=4", "--set", "moe.top_k=2", "--set", "model.seq=32",
                  "--set", "train.batch_tokens=64"] if TINY else []
@@ -207,7 +208,7 @@ def theirs(script, *options):
 
 def interleaved(stage, commands, rounds, flop_of):
     """Runs ours and theirs alternately and prints a table; `flop_of` a line is a step's floating-point operations."""
-    commands = [one for one in commands if TORCH != "none" or one[0] == "guildhall"]
+    commands = [one for one in commands if TORCH != "none" or one[0].startswith("guildhall")]
     found = {}
     for number in range(1 if TINY else rounds):
         for label, command, once in commands:
