@@ -6,10 +6,13 @@
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 [ $# -ge 2 ] || { echo "rehearse.sh: name a folder of pack.sh's, and one for results" >&2; exit 2; }
-kit=$(cd "$1" && pwd) out=$2
-shift 2
 fakes=$(mktemp -d)
 trap 'rm -rf "$fakes"' EXIT
+# A copy: what the substitutes leave behind must not travel to a GPU.
+mkdir "$fakes/kit"
+tar -C "$1" --exclude ./work -c . | tar -C "$fakes/kit" -x
+kit=$fakes/kit out=$2
+shift 2
 for made in driver:libcuda.so.1 nvrtc:libnvrtc.so cublas:libcublas.so; do
     c++ -std=c++17 -O2 -fPIC -shared -fvisibility=hidden -Wl,-z,nodelete "$root/tests/fake_cuda/${made%%:*}.cpp" -ldl \
         -o "$fakes/${made#*:}"
