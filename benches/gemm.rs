@@ -1,7 +1,8 @@
 //! Times the matrix products of the benchmarked decoders through the linear op: what `peers/pytorch/mm.py` times.
 //!
 //! `cargo bench --bench gemm [-- --threads N --steps N --dtype bf16 --backend cuda]`. Rows x out x in; forward is one product
-//! (`y = x W^T`), backward two (`dW = g^T x`, `dx = g W`). One timed step repeats an op until it has done two GFLOP.
+//! (`y = x W^T`), backward two (`dW = g^T x`, `dx = g W`). One timed step repeats an op until it has done two GFLOP. `--shapes
+//! 2048x256x256,64x1024x256` takes others.
 //!
 //! With `--experts E [--rows R --outer M --inner N]`, forward and backward of as many products of R rows each instead: by one
 //! op, which an accelerator may do in one call, and by an op each.
@@ -48,7 +49,7 @@ fn main() -> Result<()> {
         print_experts((dtype, experts, shape), &runs[0]);
         return Ok(());
     }
-    for shape in SHAPES {
+    for shape in shapes(&flags)? {
         let runs = launch::run(&config, |rank| Ok::<_, anyhow::Error>(measure(&rank.device, dtype, shape, steps)));
         let runs = launch::first_cause(runs, |_| false).map_err(|failure| anyhow!("{failure}"))?;
         let (forward, backward) = &runs[0];
@@ -56,6 +57,15 @@ fn main() -> Result<()> {
         print("bwd", 2, (dtype, shape), threads, backward);
     }
     Ok(())
+}
+
+fn shapes(flags: &Flags) -> Result<Vec<[usize; 3]>> {
+    let text: String = flags.get("--shapes", String::new());
+    let shape = |text: &str| {
+        let sides = text.split('x').map(str::parse).collect::<Result<Vec<usize>, _>>()?;
+        sides.try_into().map_err(|_| anyhow!("--shapes {text}: write 2048x256x256"))
+    };
+    if text.is_empty() { Ok(SHAPES.to_vec()) } else { text.split(',').map(shape).collect() }
 }
 
 fn print(direction: &str, products: usize, (dtype, shape): (Dtype, [usize; 3]), threads: usize, ms: &[f64]) {

@@ -7,7 +7,7 @@
 //! cargo bench --bench layer -- --backend cuda                  on a GPU
 //! ```
 //!
-//! Experts are two products with GELU between and no biases; there are no auxiliary losses. The gradients of the
+//! Experts are two products with GELU between, or with `--gated` SwiGLU's three, and no biases; there are no auxiliary losses. The gradients of the
 //! tokens and of all weights are computed.
 
 #![allow(clippy::print_stdout)]
@@ -33,6 +33,15 @@ struct Shape {
     experts: usize,
     k: usize,
     dtype: Dtype,
+    /// SwiGLU's experts.
+    gated: bool,
+}
+
+impl Shape {
+    /// Products of an expert, forward.
+    fn products(self) -> usize {
+        if self.gated { 3 } else { 2 }
+    }
 }
 
 fn main() -> Result<()> {
@@ -46,6 +55,7 @@ fn main() -> Result<()> {
         experts: flags.get("--experts", 8),
         k: flags.get("--k", 2),
         dtype: flags.dtype(),
+        gated: flags.has("--gated"),
     };
     let experts = if sweep { vec![4, 8, 16, 32, 64] } else { vec![shape.experts] };
     let threads = flags.get("--threads", 2);
@@ -60,14 +70,15 @@ fn main() -> Result<()> {
 }
 
 fn print(shape: Shape, threads: usize, ms: &[f64]) {
-    let Shape { tokens, model, inner, experts, k, dtype } = shape;
-    let gflops = (12 * tokens * k * model * inner) as f64 / median(ms) / 1e6;
+    let Shape { tokens, model, inner, experts, k, dtype, gated } = shape;
+    let gflops = (6 * shape.products() * tokens * k * model * inner) as f64 / median(ms) / 1e6;
+    let (sort, activation) = if gated { ("moe-swiglu", "SwiGLU") } else { ("moe-ffn", "tanh GELU") };
     let measured = Measured {
-        workload: &format!("moe-ffn S{tokens} M{model} F{inner} k{k} E{experts} {} fwd+bwd", dtype_name(dtype)),
+        workload: &format!("{sort} S{tokens} M{model} F{inner} k{k} E{experts} {} fwd+bwd", dtype_name(dtype)),
         tokens,
         ms,
         losses: &[],
-        notes: format!("{threads} threads, tanh GELU, {gflops:.0} GFLOP/s of the experts' products"),
+        notes: format!("{threads} threads, {activation}, {gflops:.0} GFLOP/s of the experts' products"),
     };
     measured.print(json!({ "experts": experts, "gflops": gflops.round() }));
 }
@@ -82,16 +93,16 @@ struct Layer {
 fn measure(rank: &Rank, shape: Shape, steps: usize) -> Result<Vec<f64>> {
     let mesh = Mesh::new(rank.world.clone(), rank.world.size())?;
     let Shape { tokens, model, inner, experts, dtype, .. } = shape;
-    let device = &rank.device;
+    let (device, first) = (&rank.device, inner * (shape.products() - 1));
     let layer = Layer {
         router: Parameter::new("router", normal(device, &[experts, model], model)),
-        first: Parameter::new("first", normal(device, &[experts, inner, model], model).cast(dtype)),
-        second: Parameter::new("second", normal(device, &[experts, model, inner], inner).cast(dtype)),
+        first: Parameter::new("first", uniform(device, &[experts, first, model], model).cast(dtype)),
+        second: Parameter::new("second", uniform(device, &[experts, model, inner], inner).cast(dtype)),
     };
     let x = normal(device, &[tokens, model], 1).cast(dtype);
     let gradient = normal(device, &[tokens, model], 1);
     let step = |_| {
-        let (ms, result) = milliseconds(|| layer.step((rank, &mesh), &x, &gradient, shape.k));
+        let (ms, result) = milliseconds(|| layer.step((rank, &mesh), &x, &gradient, shape));
         device.trim();
         result.map(|()| ms)
     };
@@ -99,19 +110,19 @@ fn measure(rank: &Rank, shape: Shape, steps: usize) -> Result<Vec<f64>> {
 }
 
 impl Layer {
-    fn step(&self, (rank, mesh): (&Rank, &Mesh), x: &Tensor, gradient: &Tensor, k: usize) -> Result<()> {
+    fn step(&self, (rank, mesh): (&Rank, &Mesh), x: &Tensor, gradient: &Tensor, shape: Shape) -> Result<()> {
         for parameter in [&self.router, &self.first, &self.second] {
             parameter.clear_gradient();
         }
         let tape = Tape::new(&rank.device);
-        let y = self.forward(mesh, &tape.leaf(x.clone()), k)?;
+        let y = self.forward(mesh, &tape.leaf(x.clone()), shape)?;
         tape.try_backward_from(&y, gradient.clone()).map_err(|failure| anyhow!("{failure}"))?;
         rank.device.wait();
         Ok(())
     }
 
-    fn forward(&self, mesh: &Mesh, x: &Var, k: usize) -> Result<Var> {
-        let tape = x.tape();
+    fn forward(&self, mesh: &Mesh, x: &Var, shape: Shape) -> Result<Var> {
+        let (tape, k) = (x.tape(), shape.k);
         // A router computes in f32 whatever the model is stored in.
         let probabilities = x.cast(Dtype::F32).linear(&tape.parameter(&self.router), None).softmax();
         let experts = probabilities.value().cols();
@@ -124,8 +135,13 @@ impl Layer {
             (&plan.steps[0], dispatch(&Outgoing::new(x, &plan.plan, &mesh.tensor), &plan, &mesh.expert)?);
         let rows = arriving.into_iter().next().expect("one step").finish()?;
         let (rows, counts) = (step.sorting.sort(rows), &step.sorting.rows_per_expert);
-        let hidden = rows.grouped_linear(&tape.parameter(&self.first), None, counts).gelu();
-        let rows = step.sorting.unsort(hidden.grouped_linear(&tape.parameter(&self.second), None, counts));
+        let (first, second) = (tape.parameter(&self.first), tape.parameter(&self.second));
+        let rows = if shape.gated {
+            rows.grouped_swiglu(&first, &second, counts)
+        } else {
+            rows.grouped_linear(&first, None, counts).gelu().grouped_linear(&second, None, counts)
+        };
+        let rows = step.sorting.unsort(rows);
         Ok(combine(vec![send_home(rows, step, &mesh.expert)?.finish()?], &plan, &weights, &mesh.tensor)?)
     }
 }
@@ -136,4 +152,13 @@ fn normal(device: &Arc<Device>, shape: &[usize], fan_in: usize) -> Tensor {
     let draws = Draws::new(0, Purpose::Init, 0, stream);
     let std = (fan_in as f32).sqrt().recip();
     Tensor::from_fn(device, shape, |i| draws.normal(i as u64) * std)
+}
+
+/// Draws of variance `1 / fan_in` that take little time: the weights of many experts.
+fn uniform(device: &Arc<Device>, shape: &[usize], fan_in: usize) -> Tensor {
+    let (mut state, width) = (fan_in as u64, (12.0 / fan_in as f32).sqrt());
+    Tensor::from_fn(device, shape, |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 40) as f32 / (1 << 24) as f32 - 0.5) * width
+    })
 }

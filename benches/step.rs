@@ -10,7 +10,8 @@
 //!
 //! `--threads N` are those of the whole run (2), `--steps N` those timed (9); `--smart` exchanges rows in the steps of the
 //! smart schedule, `--dtype bf16` stores weights and activations so, `--bucket-kib N` sums small gradients in messages of so
-//! many KiB, `--shapes 16x128,1x2048` takes steps of so many rows of so many tokens, one shape after the other. Two ranks share
+//! many KiB, `--shapes 16x128,1x2048` takes steps of so many rows of so many tokens, one shape after the other. `--backend cuda`
+//! computes on a GPU; `--width`, `--inner`, `--layers`, `--heads`, `--vocab`, `--experts` and `--k` make the model another. Two ranks share
 //! the experts (expert parallel) and the rows. A step's time is its slowest rank's, the loss that of the whole batch with the weighted
 //! balance loss, which is what the peers report.
 
@@ -36,18 +37,20 @@ use workload::{BALANCE_WEIGHT, ROWS, SEQ, batches, batches_of, gpt, mixtral, on_
 fn main() -> Result<()> {
     let flags = Flags::read();
     let workload: String = flags.get("--workload", "moe".to_owned());
-    let (mut sizes, name) = match workload.as_str() {
-        "gpt" => (gpt(), "gpt d256 L4 F1024 V4096"),
-        "moe" => (mixtral(), "moe d256 L4 F1024 E8 k2 V4096"),
+    let mut sizes = match workload.as_str() {
+        "gpt" => gpt(),
+        "moe" => mixtral(),
         other => return Err(anyhow!("--workload is gpt or moe, not {other:?}")),
     };
+    let name = sized(&mut sizes, &flags);
     let shapes: String = flags.get("--shapes", format!("{ROWS}x{SEQ}"));
     if let Some(moe) = sizes.moe.as_mut().filter(|_| flags.has("--smart")) {
         moe.schedule = ScheduleKind::Smart;
     }
     let ranks: usize = flags.get("--ranks", 1);
     let threads = (flags.get("--threads", 2) / ranks).max(1);
-    let mut mesh = parallel::Config { threads: Some(threads), ..parallel::Config::of(ranks, ranks) };
+    let mut mesh =
+        parallel::Config { threads: Some(threads), backend: flags.backend(), ..parallel::Config::of(ranks, ranks) };
     mesh.bucket_bytes = flags.get("--bucket-kib", mesh.bucket_bytes >> 10) << 10;
     (sizes.dtype, sizes.gradients) = (flags.dtype(), Dtype::F32);
     if flags.has("--tape-overhead") {
@@ -68,6 +71,26 @@ fn main() -> Result<()> {
         }
     }
     joined.leave().map_err(|error| anyhow!(error))
+}
+
+/// Takes the sizes that flags give. The model's name.
+fn sized(sizes: &mut Sizes, flags: &Flags) -> String {
+    let model = &mut sizes.model;
+    let inner = flags.get("--inner", 1024);
+    model.d_ff = Some(inner);
+    for (size, flag) in [
+        (&mut model.d_model, "--width"),
+        (&mut model.layers, "--layers"),
+        (&mut model.heads, "--heads"),
+        (&mut model.vocab, "--vocab"),
+    ] {
+        *size = flags.get(flag, *size);
+    }
+    let (width, layers, vocab) = (model.d_model, model.layers, model.vocab);
+    let Some(moe) = &mut sizes.moe else { return format!("gpt d{width} L{layers} F{inner} V{vocab}") };
+    let (experts, k) = (flags.get("--experts", 8), flags.get("--k", moe.top_k));
+    (moe.experts, moe.top_k, moe.d_expert) = (experts.into(), k, Some(inner));
+    format!("moe d{width} L{layers} F{inner} E{experts} k{k} V{vocab}")
 }
 
 fn print(name: &str, tokens: usize, sizes: &Sizes, (ranks, threads): (usize, usize), runs: &[Run]) {
@@ -97,7 +120,11 @@ fn train(rank: &Rank, sizes: &Sizes, mesh: &parallel::Config, batches: &[StepBat
     let mut trainer = trainer(rank, sizes, mesh)?;
     let mut run = Run { ms: Vec::new(), losses: Vec::new(), live: 0, free: 0 };
     for (step, batch) in (1..).zip(batches) {
-        let (ms, report) = milliseconds(|| trainer.step(batch, step));
+        let (ms, report) = milliseconds(|| {
+            let report = trainer.step(batch, step);
+            rank.device.wait();
+            report
+        });
         let report = report?;
         run.ms.push(ms);
         run.losses.push(report.loss + f64::from(BALANCE_WEIGHT) * report.balance);

@@ -34,6 +34,7 @@ def parser(about):
     flags.add_argument("--threads", type=int, default=2, help="of the whole run")
     flags.add_argument("--warmup", type=int, default=3)
     flags.add_argument("--steps", type=int, default=9)
+    flags.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     flags.add_argument("--lr", type=float, default=1e-3)
     flags.add_argument("--dtype", default="f32", choices=["f32", "bf16", "autocast"],
                        help="of weights and activations; autocast: f32 weights, products in bf16")
@@ -76,6 +77,13 @@ def run_ranks(processes):
     ranks = [subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, **world, "RANK": str(rank)})
              for rank in range(processes)]
     return sum(rank.wait() != 0 for rank in ranks)
+
+
+def finished(flags):
+    """Waits for the GPU, which runs on by itself."""
+    if flags.device == "cuda":
+        import torch
+        torch.cuda.synchronize()
 
 
 def stream(length):

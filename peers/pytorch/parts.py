@@ -3,18 +3,17 @@
 import torch.nn as nn
 import torch.nn.functional as F
 
-HEADS = 4
-
 
 class Attention(nn.Module):
-    def __init__(self, width, bias):
+    def __init__(self, width, bias, heads=4):
         super().__init__()
+        self.heads = heads
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.out = nn.Linear(width, width, bias=bias)
 
     def forward(self, x):
         rows, seq, width = x.shape
-        q, k, v = self.qkv(x).view(rows, seq, 3, HEADS, width // HEADS).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = self.qkv(x).view(rows, seq, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(rows, seq, width))
 

@@ -16,6 +16,7 @@ def label(flags):
 def run(model, system, workload, flags, rank=0, processes=1, notes="", rows=ROWS, seq=SEQ):
     """Times steps of `model(tokens) -> loss`; under several processes each takes its share of the rows."""
     threads = max(1, flags.threads // processes)
+    model = model.to(flags.device)
     parameters = sum(p.numel() for p in model.parameters())
     if flags.dtype == "bf16":
         model = model.bfloat16()
@@ -23,14 +24,14 @@ def run(model, system, workload, flags, rank=0, processes=1, notes="", rows=ROWS
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=flags.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     steps = flags.warmup + flags.steps
-    tokens = torch.tensor(common.stream(steps * rows * seq)).view(steps, rows, seq)
+    tokens = torch.tensor(common.stream(steps * rows * seq)).view(steps, rows, seq).to(flags.device)
     share = rows // processes
     batches = iter(tokens[:, rank * share:(rank + 1) * share].contiguous())
 
     def step():
         batch = next(batches)
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=flags.dtype == "autocast"):
+        with torch.autocast(flags.device, torch.bfloat16, enabled=flags.dtype == "autocast"):
             loss = model(batch)
         loss.backward()
         optimizer.step()
@@ -45,6 +46,7 @@ def run(model, system, workload, flags, rank=0, processes=1, notes="", rows=ROWS
         losses = [sum(step) / processes for step in zip(*(losses for _, losses in everyone))]
     if rank == 0:
         sizes = f"{parameters / 1e6:.1f}M params, {processes} x {threads} threads, fused AdamW"
-        common.emit(system, workload, rows * seq, ms, losses, ", ".join(filter(None, [sizes, notes])), peak)
+        more = {"live_mb": torch.cuda.max_memory_allocated() >> 20} if flags.device == "cuda" else {}
+        common.emit(system, workload, rows * seq, ms, losses, ", ".join(filter(None, [sizes, notes])), peak, **more)
     if processes > 1:
         dist.destroy_process_group()
