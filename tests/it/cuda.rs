@@ -310,7 +310,7 @@ fn a_kernel_that_fails_late_ends_the_run() {
     check_failure("--ranks 2", &[("FAIL", "kernel:attention:10")], &[&["step 3"], &words[..]].concat());
 }
 
-/// In the middle of what two GPUs copy from each other: what one of them is still reading is not freed by the other.
+/// In the middle of what two GPUs copy from each other.
 #[test]
 fn a_gpu_that_is_lost_in_a_collective_ends_the_run() {
     for number in [140, 150] {
