@@ -1,22 +1,14 @@
 //! The largest of a row, ties by index.
 
-use guildhall_tensor::ops::comparable;
+use guildhall_tensor::ops::{comparable, largest_of};
 
 use crate::moe::Routing;
 
 /// The k largest of `scores` among `allowed`, best first; of equals the lower index; NaN counts as minus infinity.
 /// Missing ones are [`Routing::DROPPED`].
 pub fn top_k(scores: &[f32], k: usize, allowed: impl Fn(usize) -> bool) -> Vec<u32> {
-    let mut chosen: Vec<u32> = Vec::with_capacity(k);
-    for _ in 0..k {
-        let free = (0..scores.len()).filter(|&e| allowed(e) && !chosen.contains(&(e as u32)));
-        let best = free.reduce(|best, e| if comparable(scores[e]) > comparable(scores[best]) { e } else { best });
-        match best {
-            Some(best) => chosen.push(best as u32),
-            None => break,
-        }
-    }
-    chosen.resize(k, Routing::DROPPED);
+    let mut chosen = vec![Routing::DROPPED; k];
+    largest_of(scores, &mut chosen, allowed);
     chosen
 }
 

@@ -57,15 +57,16 @@ pub fn comparable(x: f32) -> f32 {
 pub(crate) fn top_k(device: &Device, chosen: &mut [u32], scores: &[f32], k: usize, width: usize) {
     for_rows(device, chosen, k, LEAST, |first, run| {
         let lines = scores[first * width..].chunks_exact(width);
-        run.chunks_exact_mut(k).zip(lines).for_each(|(best, scores)| largest_of(scores, best));
+        run.chunks_exact_mut(k).zip(lines).for_each(|(best, scores)| largest_of(scores, best, |_| true));
     });
 }
 
-/// The indices of the largest, of which equal ones in their order: each moves forward past what is less.
-fn largest_of(scores: &[f32], best: &mut [u32]) {
+/// The indices of the largest of those that are allowed, the largest first and equal ones in their order; [`NOWHERE`] where
+/// there are no more. Each moves forward past what is less.
+pub fn largest_of(scores: &[f32], best: &mut [u32], allowed: impl Fn(usize) -> bool) {
     let mut found = 0;
-    for (at, &score) in scores.iter().enumerate() {
-        let score = comparable(score);
+    for at in (0..scores.len()).filter(|&at| allowed(at)) {
+        let score = comparable(scores[at]);
         let is_less = |than: u32| comparable(scores[than as usize]) < score;
         if found == best.len() && !best.last().is_some_and(|&last| is_less(last)) {
             continue;

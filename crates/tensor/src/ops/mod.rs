@@ -22,7 +22,7 @@ mod softmax;
 mod variation;
 
 pub use crate::cpu::adamw::{AdamW, Strips};
-pub use crate::cpu::select::{NOWHERE, comparable};
+pub use crate::cpu::select::{NOWHERE, comparable, largest_of};
 pub use crate::cpu::variation::RowGroup;
 pub use adamw::SquareSums;
 pub use attention::{
