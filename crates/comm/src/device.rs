@@ -7,7 +7,9 @@
 use std::any::Any;
 use std::fmt::Debug;
 use std::ops::Range;
+use std::sync::Arc;
 
+use crate::Communicator;
 use crate::operation::Reduce;
 
 /// A rank's memory, lent to a collective. Offsets and ranges are in bytes of what takes part.
@@ -38,4 +40,56 @@ pub trait DeviceBuffer: Any + Debug + Send + Sync {
     /// Waits until its owner's device is done with what it has begun for collectives. For an end after a failure: it does not
     /// fail itself.
     fn settle(&self);
+}
+
+/// Bytes of a buffer on their way to a rank or from it.
+#[derive(Debug)]
+pub struct Parcel<'a> {
+    /// Rank of the group.
+    pub peer: usize,
+    pub buffer: &'a dyn DeviceBuffer,
+    /// Not empty.
+    pub bytes: Range<usize>,
+}
+
+/// Carries what is in devices' memory among the ranks of one group that cannot reach each other's, as NCCL does.
+///
+/// All ranks of the group ask for the same in the same order. What they ask for is begun in that order, after the marks of the
+/// buffers, which it renews; nothing waits for a device or for another rank. Groups do not wait for each other either: ranks
+/// may ask carriers of several groups in different orders. Errors are the reason why it goes no further.
+pub trait DeviceCarrier: Send + Sync {
+    /// Copies `bytes` of `from` to `to` from an offset on, both of this rank's device.
+    fn copy(&self, to: (&dyn DeviceBuffer, usize), from: &dyn DeviceBuffer, bytes: Range<usize>);
+
+    /// Sends and receives all of these parcels, in whatever order.
+    ///
+    /// # Errors
+    /// See the trait; so for all that follow.
+    fn exchange(&self, sent: &[Parcel], received: &[Parcel]) -> Result<(), String>;
+
+    /// Sends these parcels, and receives as many bytes as `own` has from every peer. Writes the reduction of what came and of
+    /// `own`, in rank order, to `to` from an offset on; that may be where `own` is.
+    ///
+    /// # Errors
+    /// See the trait.
+    fn reduce(
+        &self,
+        reduce: Reduce,
+        sent: &[Parcel],
+        own: (&dyn DeviceBuffer, Range<usize>),
+        to: (&dyn DeviceBuffer, usize),
+    ) -> Result<(), String>;
+}
+
+/// Opens carriers of groups, for one rank.
+pub trait DeviceCarriers: Send + Sync {
+    /// The carrier of this group, which is a lane of its own. Collective over the group.
+    ///
+    /// # Errors
+    /// Why there is none.
+    fn open(&self, group: &Arc<dyn Communicator>) -> Result<Arc<dyn DeviceCarrier>, String>;
+
+    /// Ends what all carriers have under way, so that no device waits for other ranks any more. Any thread may call it, and
+    /// again.
+    fn end(&self, reason: &str);
 }

@@ -15,6 +15,7 @@
 //!      ├─ messages::world          ranks share no memory; messages between two, within the process or by MPI
 //!      ├─ wrap::{Trace, Delay, Fault}  count bytes; charge time for them; shake the protocol
 //!      ├─ wrap::Relay              all-to-alls from node to node, on behalf of all ranks of a node
+//!      ├─ wrap::Carried            devices' memory by a carrier, as NCCL is one
 //!      ├─ simulated::run       one rank at a time, in an order that a seed draws; with deaths
 //!      └─ wrap::Agreement        check over a control lane what thread ranks check in place
 //! ```
@@ -58,7 +59,7 @@ use std::sync::Arc;
 
 pub use bell::{Bell, Sleeper};
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use device::DeviceBuffer;
+pub use device::{DeviceBuffer, DeviceCarrier, DeviceCarriers, Parcel};
 pub use error::{Attendance, Error, LastSeen, Party};
 pub use failure::Failure;
 pub use half::bf16;
@@ -127,6 +128,15 @@ pub trait Communicator: Send + Sync {
     /// first.
     fn moves_devices(&self) -> bool {
         false
+    }
+
+    /// Has what is in devices' memory carried by `carriers` from now on, in this group and in those that come from it
+    /// later; false if it is not one that would ([`wrap::Carried`]). Collective.
+    ///
+    /// # Errors
+    /// [`Error::Transport`] if they carry nothing, [`Error::Aborted`] after any failure in the world.
+    fn carry_by(&self, _carriers: Arc<dyn DeviceCarriers>) -> Result<bool, Error> {
+        Ok(false)
     }
 
     /// What it promises of sums: whoever claims that two runs come to the same bits goes by it.

@@ -18,6 +18,7 @@ macro_rules! by_all_means {
         by_all_means!(@ mailboxes, Mailboxes, $($test,)*);
         by_all_means!(@ sockets, Sockets, $($test,)*);
         by_all_means!(@ messages, Messages, $($test,)*);
+        by_all_means!(@ carried, Carried, $($test,)*);
     };
     (@ $module:ident, $means:ident, $($test:ident,)*) => {
         mod $module {

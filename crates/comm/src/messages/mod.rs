@@ -15,7 +15,7 @@
 //! a control lane. An operation that its peers do not share fails, or never ends, and writes into its own buffers only.
 
 mod engine;
-mod moves;
+pub(crate) mod moves;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 mod post;

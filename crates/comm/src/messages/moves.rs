@@ -20,7 +20,7 @@ use crate::operation::Operation;
 
 /// The memory that a message comes from or goes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MessagePlace {
+pub(crate) enum MessagePlace {
     /// What the operation sends; in place, its only buffer.
     Send,
     /// What the operation receives.
@@ -33,44 +33,44 @@ pub(super) enum MessagePlace {
 
 /// One message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Message {
+pub(crate) struct Message {
     /// Rank of the group.
-    pub(super) peer: usize,
-    pub(super) place: MessagePlace,
+    pub(crate) peer: usize,
+    pub(crate) place: MessagePlace,
     /// Of the part of the buffer that takes part.
-    pub(super) bytes: Range<usize>,
+    pub(crate) bytes: Range<usize>,
 }
 
 /// The messages of a stage, none of them empty.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct MessageStage {
-    pub(super) send: Vec<Message>,
-    pub(super) receive: Vec<Message>,
+pub(crate) struct MessageStage {
+    pub(crate) send: Vec<Message>,
+    pub(crate) receive: Vec<Message>,
 }
 
 /// What a rank adds up when the first stage is over: every rank's part, its own from where `own` is.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Sum {
+pub(crate) struct Sum {
     /// Where the own part is.
-    pub(super) own: (MessagePlace, Range<usize>),
+    pub(crate) own: (MessagePlace, Range<usize>),
     /// Where the sum goes.
-    pub(super) to: (MessagePlace, Range<usize>),
+    pub(crate) to: (MessagePlace, Range<usize>),
 }
 
 /// An operation of rank `me` of a group of `size`.
 #[derive(Debug)]
-pub(super) struct Moves {
-    pub(super) first: MessageStage,
+pub(crate) struct Moves {
+    pub(crate) first: MessageStage,
     /// What the rank gives itself: from the bytes that are sent to those that are received.
-    pub(super) copy: Option<[Range<usize>; 2]>,
-    pub(super) sum: Option<Sum>,
+    pub(crate) copy: Option<[Range<usize>; 2]>,
+    pub(crate) sum: Option<Sum>,
     /// Empty where there is none.
-    pub(super) second: MessageStage,
+    pub(crate) second: MessageStage,
 }
 
 impl Moves {
     /// Of a validated operation.
-    pub(super) fn of(operation: &Operation, me: usize, size: usize) -> Moves {
+    pub(crate) fn of(operation: &Operation, me: usize, size: usize) -> Moves {
         let element = operation.kind().map_or(1, |kind| kind.size());
         let mut moves =
             Moves { first: MessageStage::default(), copy: None, sum: None, second: MessageStage::default() };

@@ -2,6 +2,7 @@
 
 mod agreement;
 pub(crate) mod bytes;
+mod carried;
 mod delay;
 mod fault;
 pub(crate) mod relay;
@@ -12,10 +13,11 @@ use std::sync::Arc;
 use crate::error::Error;
 use crate::operation::{Request, Summation};
 use crate::pending::Pending;
-use crate::{Communicator, OnLongWait};
+use crate::{Communicator, DeviceCarriers, OnLongWait};
 
 pub use agreement::{Agreement, Patience};
 pub use bytes::Wired;
+pub use carried::{Carried, OnHost};
 pub use delay::{Delay, Link, Network};
 pub use fault::{Death, Fault, Faults};
 pub use relay::{NodeWay, Relay};
@@ -58,6 +60,14 @@ pub trait Wrapper: Send + Sync {
         self.inner().moves_devices()
     }
 
+    /// [`Communicator::carry_by`].
+    ///
+    /// # Errors
+    /// As [`Wrapper::start`].
+    fn carry_by(&self, carriers: Arc<dyn DeviceCarriers>) -> Result<bool, Error> {
+        self.inner().carry_by(carriers)
+    }
+
     /// [`Communicator::abort`].
     fn abort(&self, reason: &str) {
         self.inner().abort(reason);
@@ -95,6 +105,10 @@ impl<W: Wrapper> Communicator for W {
 
     fn moves_devices(&self) -> bool {
         Wrapper::moves_devices(self)
+    }
+
+    fn carry_by(&self, carriers: Arc<dyn DeviceCarriers>) -> Result<bool, Error> {
+        Wrapper::carry_by(self, carriers)
     }
 
     fn sums(&self) -> Summation {

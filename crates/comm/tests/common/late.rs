@@ -3,63 +3,83 @@
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use guildhall_comm::wrap::Wrapper;
+use guildhall_comm::wrap::{Carried, Wrapper};
 use guildhall_comm::{
     Completed, DeviceBuffer, ElementKind, Error, InFlight, Operation, Payload, Pending, Reduce, Request, bf16,
 };
 
+use super::courier::{Couriers, CouriersOf};
 use super::{Comm, Element};
-
-/// Held by the thread whose waiting has devices work, for all that is waited for.
-static WORKING: Mutex<()> = Mutex::new(());
 
 /// What memory holds that nobody has written, or whose owner uses it for something else.
 const NOTHING: u8 = 0xa5;
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// All that a device was asked for up to some number of jobs.
-type Mark = (Arc<LateDevice>, usize);
+pub(super) type Mark = (Arc<LateDevice>, usize);
 
-struct Job {
+pub(super) struct Job {
     after: Vec<Mark>,
     run: Box<dyn FnOnce() + Send>,
 }
 
 #[derive(Default)]
-struct LateDevice {
+pub(super) struct LateDevice {
+    queue: Mutex<JobQueue>,
+    done: Condvar,
+}
+
+#[derive(Default)]
+struct JobQueue {
     /// `None` once it is done or being done.
-    jobs: Mutex<Vec<Option<Job>>>,
+    jobs: Vec<Option<Job>>,
+    /// So many are done.
+    done: usize,
 }
 
-fn ask(device: &Arc<LateDevice>, after: Vec<Mark>, run: impl FnOnce() + Send + 'static) -> Mark {
-    let mut jobs = lock(&device.jobs);
-    jobs.push(Some(Job { after, run: Box::new(run) }));
-    (device.clone(), jobs.len())
-}
-
-fn work_up_to((device, end): &Mark) {
-    for at in 0..*end {
-        let job = lock(&device.jobs)[at].take();
-        if let Some(Job { after, run }) = job {
-            after.iter().for_each(work_up_to);
-            run();
-        }
+impl LateDevice {
+    /// All that it has been asked for.
+    pub(super) fn asked(self: &Arc<LateDevice>) -> Mark {
+        (self.clone(), lock(&self.queue).jobs.len())
     }
 }
 
-struct LateBuffer {
+pub(super) fn ask(device: &Arc<LateDevice>, after: Vec<Mark>, run: impl FnOnce() + Send + 'static) -> Mark {
+    lock(&device.queue).jobs.push(Some(Job { after, run: Box::new(run) }));
+    device.asked()
+}
+
+/// Has the device work, in order; what another thread has it do is waited for.
+pub(super) fn work_up_to((device, end): &Mark) {
+    for at in 0..*end {
+        let mut queue = lock(&device.queue);
+        while queue.done < at {
+            queue = device.done.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        let Some(Job { after, run }) = queue.jobs[at].take() else { continue };
+        drop(queue);
+        after.iter().for_each(work_up_to);
+        run();
+        lock(&device.queue).done += 1;
+        device.done.notify_all();
+    }
+    let queue = lock(&device.queue);
+    drop(device.done.wait_while(queue, |queue| queue.done < *end).unwrap_or_else(PoisonError::into_inner));
+}
+
+pub(super) struct LateBuffer {
     device: Arc<LateDevice>,
-    memory: Arc<Mutex<Vec<u8>>>,
-    mark: Mutex<Mark>,
+    pub(super) memory: Arc<Mutex<Vec<u8>>>,
+    pub(super) mark: Mutex<Mark>,
     /// What its owner's next use comes after.
     waits: Mutex<Vec<Mark>>,
     /// Where the elements came from, and go to.
-    host: Payload,
+    pub(super) host: Payload,
 }
 
 impl fmt::Debug for LateBuffer {
@@ -101,7 +121,7 @@ fn set_bytes(payload: &mut Payload, bytes: &[u8]) {
     }
 }
 
-fn reduced(kind: ElementKind, reduce: Reduce, parts: &[Vec<u8>]) -> Vec<u8> {
+pub(super) fn reduced(kind: ElementKind, reduce: Reduce, parts: &[Vec<u8>]) -> Vec<u8> {
     fn of<E: Element, const N: usize>(
         (reduce, parts): (Reduce, &[Vec<u8>]),
         element: impl Fn([u8; N]) -> E,
@@ -125,7 +145,7 @@ fn reduced(kind: ElementKind, reduce: Reduce, parts: &[Vec<u8>]) -> Vec<u8> {
     }
 }
 
-fn of(buffer: &dyn DeviceBuffer) -> &LateBuffer {
+pub(super) fn of(buffer: &dyn DeviceBuffer) -> &LateBuffer {
     (buffer as &dyn Any).downcast_ref().expect("all buffers are late ones")
 }
 
@@ -145,14 +165,13 @@ impl LateBuffer {
         Payload::Device(kind, len, Box::new(buffer))
     }
 
-    fn marked(&self) -> Mark {
+    pub(super) fn marked(&self) -> Mark {
         lock(&self.mark).clone()
     }
 
     /// Its owner uses it: for its elements, and then for something else.
     fn use_up(self) -> Payload {
         let LateBuffer { memory, waits, mut host, .. } = self;
-        let _working = lock(&WORKING);
         lock(&waits).iter().for_each(work_up_to);
         let held = std::mem::take(&mut *lock(&memory));
         set_bytes(&mut host, &held);
@@ -184,7 +203,7 @@ impl DeviceBuffer for LateBuffer {
     }
 
     fn mark(&self) {
-        *lock(&self.mark) = (self.device.clone(), lock(&self.device.jobs).len());
+        *lock(&self.mark) = self.device.asked();
     }
 
     fn wait(&self, other: &dyn DeviceBuffer) {
@@ -193,9 +212,7 @@ impl DeviceBuffer for LateBuffer {
     }
 
     fn settle(&self) {
-        let _working = lock(&WORKING);
-        let all = lock(&self.device.jobs).len();
-        work_up_to(&(self.device.clone(), all));
+        work_up_to(&self.device.asked());
     }
 }
 
@@ -208,6 +225,17 @@ struct OnDevice {
 /// `inner`, whose ranks compute on late devices.
 pub(crate) fn on_devices(inner: Comm) -> Comm {
     Arc::new(OnDevice { inner, device: Arc::default() })
+}
+
+/// The ranks of a world whose late devices do not reach each other, and have carriers.
+pub(crate) fn on_carried_devices(world: Vec<Comm>) -> Vec<Comm> {
+    let mail = Arc::default();
+    let carried = |inner: Comm| -> Comm {
+        let inner = Carried::around(inner);
+        assert!(inner.carry_by(Arc::new(CouriersOf(Couriers::of(&mail)))).expect("nobody waits for the world's"));
+        Arc::new(OnDevice { inner, device: Arc::default() })
+    };
+    world.into_iter().map(carried).collect()
 }
 
 impl Wrapper for OnDevice {
@@ -223,7 +251,10 @@ impl Wrapper for OnDevice {
         if !self.inner.moves_devices() {
             return self.inner.start(request);
         }
-        let lend = |payload| LateBuffer::lend(&self.device, payload);
+        let lend = |payload: Payload| match payload.is_on_host() {
+            true => LateBuffer::lend(&self.device, payload),
+            false => payload,
+        };
         let operation = match request.operation {
             Operation::Barrier => Operation::Barrier,
             Operation::Broadcast { root, buf } => Operation::Broadcast { root, buf: lend(buf) },

@@ -3,6 +3,7 @@
 // Each test file compiles its own copy and uses a part of it.
 #![allow(dead_code)]
 
+mod courier;
 mod late;
 
 use std::sync::Arc;
@@ -97,31 +98,35 @@ pub(crate) enum Means {
     Sockets,
     /// Over a control lane of queues; data travels in messages.
     Messages,
+    /// The same, and what is in devices' memory is carried.
+    Carried,
 }
 
 impl Means {
-    pub(crate) const ALL: [Means; 4] = [Means::InPlace, Means::Mailboxes, Means::Sockets, Means::Messages];
+    pub(crate) const ALL: [Means; 5] =
+        [Means::InPlace, Means::Mailboxes, Means::Sockets, Means::Messages, Means::Carried];
 
     /// Whether an operation begins with the call that starts it, and not with a later one.
     fn begins_at_once(self) -> bool {
-        matches!(self, Means::InPlace | Means::Messages)
+        matches!(self, Means::InPlace | Means::Messages | Means::Carried)
     }
 
     /// A world of `size` ranks, in rank order.
     pub(crate) fn world(self, size: usize, options: threads::Options, clock: Arc<dyn Clock>) -> Vec<Comm> {
+        let by_messages =
+            || messages::local(size).into_iter().map(|post| messages::world(post, options.timeout)).collect();
         let world = match self {
-            Means::Messages => {
-                messages::local(size).into_iter().map(|post| messages::world(post, options.timeout)).collect()
-            }
+            Means::Messages => by_messages(),
+            Means::Carried => late::on_carried_devices(by_messages()),
             _ => threads::world_by(clock.clone(), size, options),
         };
         let lanes = match self {
             Means::InPlace => return world,
-            Means::Mailboxes | Means::Messages => mailbox::lanes(size),
+            Means::Mailboxes | Means::Messages | Means::Carried => mailbox::lanes(size),
             Means::Sockets => connected(size),
         };
         let patience = Patience { timeout: options.timeout, clock };
-        let wrap = if self == Means::Messages { Agreement::beside } else { Agreement::wrap };
+        let wrap = if self.begins_at_once() { Agreement::beside } else { Agreement::wrap };
         world.into_iter().zip(lanes).map(|(comm, lane)| wrap(comm, lane, patience.clone())).collect()
     }
 
@@ -194,7 +199,7 @@ fn hold_here(law: &(impl Fn(&Comm) -> Outcome + Sync)) {
         for world in WORLDS.iter().filter(|world| means.begins_at_once() || !world.is_relayed()) {
             let held = |comm| {
                 let comm = (world.dress)(comm)?;
-                // Threads do, whatever they are dressed in, or a law would hold of host memory twice.
+                // Or a law would hold of host memory twice.
                 assert_eq!(comm.moves_devices(), means != Means::Messages && !world.is_relayed(), "{}", world.name);
                 law(&comm)
             };
