@@ -26,7 +26,7 @@ pub fn memory_apart(backend: Backend, ranks: usize) -> Option<u64> {
 }
 
 /// GPUs that ranks can compute on, by their numbers; where none is new enough all, of which each says what it lacks.
-fn gpus() -> Result<Vec<(usize, CudaDevice)>, EngineError> {
+pub(super) fn gpus() -> Result<Vec<(usize, CudaDevice)>, EngineError> {
     let all = cuda_devices()?.into_iter().enumerate();
     let (new, old): (Vec<_>, Vec<_>) = all.partition(|(_, gpu)| gpu.is_new_enough());
     Ok(if new.is_empty() { old } else { new })

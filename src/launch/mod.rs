@@ -9,6 +9,7 @@
 //! ```
 
 mod backend;
+mod carriers;
 mod ending;
 mod join;
 mod launcher;
@@ -31,6 +32,7 @@ use guildhall_tensor::{Blocking, Device, DeviceFailure};
 
 use backend::device;
 pub use backend::{MissingBackend, is_here, memory_apart};
+pub use carriers::{DevicePath, transport_is_here};
 pub use ending::{Refusal, RunFailure, Tellable};
 pub use join::{GiveUp, Joined};
 pub use launcher::Launched;

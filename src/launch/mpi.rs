@@ -9,7 +9,7 @@ use std::time::Duration;
 use guildhall_comm::control::ControlLane;
 use guildhall_comm::control::sockets::Doorway;
 use guildhall_comm::messages::{self, mpi::Session};
-use guildhall_comm::wrap::{Agreement, Patience};
+use guildhall_comm::wrap::{Agreement, Carried, Patience};
 use guildhall_comm::{Communicator, SystemClock};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -44,7 +44,7 @@ pub(super) fn join(
     let world = messages::world(session.post(), timeout);
     let lane = || connect(&world).map_err(|error| refused(error.to_string()));
     let (agreement, words) = (lane()?, lane()?);
-    let world = Agreement::beside(world, agreement, Patience { timeout, clock: SystemClock::new() });
+    let world = Agreement::beside(Carried::around(world), agreement, Patience { timeout, clock: SystemClock::new() });
     Ok((Process::of(vec![Member { world, lane: words }], config)?, session))
 }
 

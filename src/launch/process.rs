@@ -10,9 +10,11 @@ use std::time::Duration;
 
 use guildhall_comm::control::{ControlLane, Received, Signal, mailbox};
 use guildhall_comm::threads::{self, Options};
+use guildhall_comm::wrap::{Agreement, Carried, OnHost, Patience};
 use guildhall_comm::{Clock, Communicator, Failure, SystemClock};
 use guildhall_tensor::{Blocking, DeviceFailure, on_device};
 
+use super::carriers::{DevicePath, between_processes, carry, told, within_a_process};
 use super::ending::{Ending, verdict};
 use super::node::{cores, machine, node};
 use super::{Rank, Refusal, RunFailure, Tellable, in_pool, rank_of, share_of_cores};
@@ -43,6 +45,8 @@ pub struct Process {
     nodes: Nodes,
     runs_alone: bool,
     blocking: Blocking,
+    /// Of what is in GPUs' memory, from rank to rank.
+    path: DevicePath,
 }
 
 /// Where a rank is, as its process tells the others.
@@ -51,18 +55,28 @@ struct RankPlace {
     machine: String,
     node: String,
     cores: String,
+    /// What it has for carrying GPUs' memory.
+    carriers: String,
 }
 
 impl RankPlace {
     fn told(&self) -> String {
-        format!("{}\n{}\n{}", self.machine, self.node, self.cores)
+        format!("{}\n{}\n{}\n{}", self.machine, self.node, self.cores, self.carriers)
     }
 
     fn of(told: &str) -> RankPlace {
         let mut lines = told.lines().map(str::to_owned);
         let mut line = || lines.next().unwrap_or_default();
-        RankPlace { machine: line(), node: line(), cores: line() }
+        RankPlace { machine: line(), node: line(), cores: line(), carriers: line() }
     }
+}
+
+/// A world of threads whose devices' memory is carried, as between processes: what they are asked for is compared over lanes.
+fn carried(worlds: Vec<Arc<dyn Communicator>>, timeout: Duration) -> Vec<Arc<dyn Communicator>> {
+    let lanes = mailbox::lanes(worlds.len());
+    let patience = || Patience { timeout, clock: SystemClock::new() };
+    let carried = |(world, lane)| Agreement::beside(Carried::around(world), lane, patience());
+    worlds.into_iter().zip(lanes).map(carried).collect()
 }
 
 /// What other ranks have said and has not been asked for yet.
@@ -81,9 +95,11 @@ impl Process {
     /// All ranks of `config`, as threads of this process.
     pub fn whole(config: &parallel::Config) -> Process {
         let timeout = Duration::from_secs(config.timeout_s);
+        let path = within_a_process(config).unwrap_or(DevicePath::Own);
         let worlds = threads::world(config.ranks, Options { timeout });
+        let worlds = if path == DevicePath::Nccl { carried(worlds, timeout) } else { worlds };
         let members = worlds.into_iter().zip(mailbox::lanes(config.ranks)).map(|(world, lane)| Member { world, lane });
-        Process::of_members(members.collect(), config)
+        Process { path, ..Process::of_members(members.collect(), config) }
     }
 
     /// Some ranks of a world, of which other processes have the others. Collective over the processes.
@@ -109,13 +125,16 @@ impl Process {
     /// When it has met the others.
     fn met(self, config: &parallel::Config) -> Result<Process, Refusal> {
         let mut process = self;
-        let here = RankPlace { machine: machine(), node: node(), cores: cores() };
+        let here = RankPlace { machine: machine(), node: node(), cores: cores(), carriers: told(config) };
         process.tell_all(&here.told());
         let mut places = vec![here.clone(); process.members[0].world.size()];
         for rank in process.others() {
             places[rank] = RankPlace::of(&process.hear(rank, None).map_err(Process::lost)?);
         }
         process.settle(&here, &places);
+        let carriers: Vec<_> = places.iter().map(|place| (place.node.as_str(), place.carriers.as_str())).collect();
+        let path = between_processes(config, &carriers);
+        process.path = path.map_err(|text| Refusal { is_request: true, text })?;
         if config.node_link.is_none() {
             process.nodes = Nodes::named(places.into_iter().map(|place| place.node));
         }
@@ -147,6 +166,7 @@ impl Process {
             timeout: Duration::from_secs(config.timeout_s),
             runs_alone: false,
             blocking: Blocking::default(),
+            path: DevicePath::Own,
         }
     }
 
@@ -168,6 +188,11 @@ impl Process {
     /// Ranks on this machine, which share its memory.
     pub fn neighbours(&self) -> usize {
         self.neighbours
+    }
+
+    /// How what is in GPUs' memory goes from rank to rank.
+    pub fn path(&self) -> &DevicePath {
+        &self.path
     }
 
     /// Which ranks are on one node: as the recipe says, or as the processes have found.
@@ -276,12 +301,36 @@ impl Process {
             let is_first_here = world.rank() == first;
             let work = || {
                 let facts = (is_first_here, self.runs_alone);
-                let rank = rank_of(world.clone(), config, &self.nodes, (threads, self.blocking), facts);
-                in_pool(threads, || f(rank.clone()))
+                let rank = self.rank(&world, config, threads, facts);
+                let result = in_pool(threads, || f(rank.clone()));
+                // Whatever it has begun is over, or is dropped with the world.
+                if self.path == DevicePath::Nccl && result.is_ok() {
+                    let _ = world.carry_by(None);
+                }
+                result
             };
             // A failure of a device that `f` has not made its own error of ends the rank as a panic would.
             on_device(work).unwrap_or_else(|failure: DeviceFailure| resume_unwind(Box::new(failure.to_string())))
         })
+    }
+
+    /// What a rank of this process is handed of its world.
+    fn rank(
+        &self,
+        world: &Arc<dyn Communicator>,
+        config: &parallel::Config,
+        threads: usize,
+        facts: (bool, bool),
+    ) -> Rank {
+        let of_path =
+            if matches!(self.path, DevicePath::Host(_)) { OnHost::wrap(world.clone()) } else { world.clone() };
+        let rank = rank_of(of_path, config, &self.nodes, (threads, self.blocking), facts);
+        if self.path == DevicePath::Nccl {
+            carry(world, &rank.device, self.timeout).unwrap_or_else(|reason| {
+                DeviceFailure::Broken { what: "joining the others".to_owned(), reason }.raise()
+            });
+        }
+        rank
     }
 
     /// The ranks that are not here.
@@ -386,7 +435,15 @@ mod tests {
     #[test]
     fn cores_are_shared_by_those_who_may_run_on_the_same() {
         let place = |machine: &str, cores: &str| {
-            RankPlace::of(&RankPlace { machine: machine.into(), node: machine.into(), cores: cores.into() }.told())
+            RankPlace::of(
+                &RankPlace {
+                    machine: machine.into(),
+                    node: machine.into(),
+                    cores: cores.into(),
+                    carriers: String::new(),
+                }
+                .told(),
+            )
         };
         let mut process = Process::whole(&parallel::Config::of(1, 1));
         let mut shares = |here: usize, places: &[RankPlace]| {

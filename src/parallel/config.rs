@@ -49,6 +49,9 @@ pub struct Config {
     /// What computes.
     #[serde(default)]
     pub backend: Backend,
+    /// How what is in GPUs' memory goes from rank to rank.
+    #[serde(default)]
+    pub transport: Transport,
     /// Compute threads per rank; absent means cores divided by ranks.
     #[serde(default)]
     pub threads: Option<usize>,
@@ -103,6 +106,20 @@ impl Backend {
             Backend::Cuda => "cuda",
         }
     }
+}
+
+/// What carries GPUs' memory between ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Transport {
+    /// Threads' GPUs copy from each other. Between processes NCCL, where it is there and each rank has a GPU of its own; else
+    /// the host.
+    #[default]
+    Auto,
+    /// NCCL, between threads too.
+    Nccl,
+    /// Copies to the host, from there as the CPU's, and back.
+    Host,
 }
 
 /// What travels between the ranks that share one set of experts.
@@ -208,6 +225,7 @@ impl Config {
             exchange: Exchange::default(),
             all_to_all: AllToAll::default(),
             backend: Backend::default(),
+            transport: Transport::default(),
             threads: None,
             migrate: Migrate::Off,
             migrate_candidates: None,

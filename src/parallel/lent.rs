@@ -3,8 +3,8 @@
 use std::any::Any;
 use std::ops::Range;
 
-use guildhall_comm::{DeviceBuffer, Reduce};
-use guildhall_tensor::{LentTensor, Reduction};
+use guildhall_comm::{DeviceBuffer, DeviceCarrier, Parcel, Reduce};
+use guildhall_tensor::{LentParcel, LentTensor, NcclGroup, Reduction};
 
 /// A tensor on its way.
 #[derive(Debug)]
@@ -16,19 +16,22 @@ fn of(buffer: &dyn DeviceBuffer) -> &LentTensor {
     tensor
 }
 
+fn reduction(reduce: Reduce) -> Reduction {
+    match reduce {
+        Reduce::Sum => Reduction::Sum,
+        Reduce::Max => Reduction::Max,
+        Reduce::Min => Reduction::Min,
+    }
+}
+
 impl DeviceBuffer for LentBuffer {
     fn copy(&self, first: usize, from: &dyn DeviceBuffer, bytes: Range<usize>) {
         self.0.copy(first, of(from), bytes);
     }
 
     fn reduce(&self, first: usize, reduce: Reduce, from: &[&dyn DeviceBuffer], bytes: Range<usize>) {
-        let reduction = match reduce {
-            Reduce::Sum => Reduction::Sum,
-            Reduce::Max => Reduction::Max,
-            Reduce::Min => Reduction::Min,
-        };
         let from: Vec<&LentTensor> = from.iter().map(|buffer| of(*buffer)).collect();
-        self.0.reduce(first, reduction, &from, bytes);
+        self.0.reduce(first, reduction(reduce), &from, bytes);
     }
 
     fn mark(&self) {
@@ -41,5 +44,34 @@ impl DeviceBuffer for LentBuffer {
 
     fn settle(&self) {
         self.0.settle();
+    }
+}
+
+/// A group of NCCL's, which carries tensors.
+pub(crate) struct NcclCarrier(pub(crate) NcclGroup);
+
+fn lent<'a>(parcels: &'a [Parcel]) -> Vec<LentParcel<'a>> {
+    let lent =
+        |parcel: &'a Parcel| LentParcel { peer: parcel.peer, tensor: of(parcel.buffer), bytes: parcel.bytes.clone() };
+    parcels.iter().map(lent).collect()
+}
+
+impl DeviceCarrier for NcclCarrier {
+    fn copy(&self, (to, first): (&dyn DeviceBuffer, usize), from: &dyn DeviceBuffer, bytes: Range<usize>) {
+        self.0.copy(of(to), first, of(from), bytes);
+    }
+
+    fn exchange(&self, sent: &[Parcel], received: &[Parcel]) -> Result<(), String> {
+        self.0.exchange(&lent(sent), &lent(received))
+    }
+
+    fn reduce(
+        &self,
+        reduce: Reduce,
+        sent: &[Parcel],
+        (own, bytes): (&dyn DeviceBuffer, Range<usize>),
+        (to, first): (&dyn DeviceBuffer, usize),
+    ) -> Result<(), String> {
+        self.0.reduce(reduction(reduce), &lent(sent), (of(own), bytes), (of(to), first))
     }
 }

@@ -36,12 +36,13 @@ mod zero;
 pub use buckets::{Bucket, Queue, SyncPlan};
 pub(crate) use bytes::cut;
 pub use bytes::{gather_bytes, gather_numbers};
-pub use config::{AllToAll, Backend, Bucketing, Config, Exchange, LinkCost, Migrate, NodeLink, PerLayer};
+pub use config::{AllToAll, Backend, Bucketing, Config, Exchange, LinkCost, Migrate, NodeLink, PerLayer, Transport};
 pub use experts::ExpertTable;
 pub(crate) use flight::Flight;
 pub use grad_sync::{
     GradientSync, Landing, Sums, global_gradient_norm, global_norm, gradient_squares, norm_tiles, sync_gradients,
 };
+pub(crate) use lent::NcclCarrier;
 pub use mesh::Mesh;
 pub use migration::{HeldSequences, Hosts, Migration};
 pub use nodes::Nodes;

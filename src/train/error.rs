@@ -153,7 +153,9 @@ impl Error {
             Error::Comm(error) | Error::Checkpoint(checkpoint::Error::Comm(error)) => {
                 matches!(error, comm::Error::Aborted { .. })
             }
-            Error::Checkpoint(checkpoint::Error::OtherRank { .. }) | Error::NonFiniteElsewhere { .. } => true,
+            Error::Checkpoint(checkpoint::Error::OtherRank { .. })
+            | Error::NonFiniteElsewhere { .. }
+            | Error::Device { failure: DeviceFailure::Ended { .. }, .. } => true,
             Error::Backward(failure) => {
                 matches!(failure.downcast_ref::<comm::Error>(), Some(comm::Error::Aborted { .. }))
             }

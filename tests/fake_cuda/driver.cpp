@@ -36,6 +36,7 @@ enum : CUresult {
     FILE_NOT_FOUND = 301,
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
+    NOT_READY = 600,
     ILLEGAL_ADDRESS = 700,
     LAUNCH_OUT_OF_RESOURCES = 701,
     CONTEXT_IS_DESTROYED = 709,
@@ -58,6 +59,7 @@ const std::map<CUresult, std::pair<const char*, const char*>> TEXTS = {
      {"CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the provided PTX was compiled with an unsupported toolchain"}},
     {FILE_NOT_FOUND, {"CUDA_ERROR_FILE_NOT_FOUND", "file not found"}},
     {INVALID_HANDLE, {"CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"}},
+    {NOT_READY, {"CUDA_ERROR_NOT_READY", "device not ready"}},
     {NOT_FOUND, {"CUDA_ERROR_NOT_FOUND", "named symbol not found"}},
     {ILLEGAL_ADDRESS, {"CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"}},
     {LAUNCH_OUT_OF_RESOURCES, {"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"}},
@@ -80,6 +82,8 @@ struct Operation {
     // Bytes of the host that it reads or writes when it runs.
     uintptr_t host = 0;
     size_t host_bytes = 0;
+    // Done once this is true.
+    std::function<bool()> attempt = nullptr;
 };
 
 struct Stream {
@@ -198,27 +202,31 @@ struct AtExit {
 
 // --- streams ---------------------------------------------------------------------------------------------------------
 
-void run_up_to(Stream& stream, uint64_t up_to) {
+// Whether it could: what waits for another rank may not be there yet.
+bool run_up_to(Stream& stream, uint64_t up_to) {
     while (stream.done < up_to) {
-        Operation operation = std::move(stream.queue.front());
+        Operation& next = stream.queue.front();
+        bool is_lost = stream.context->lost;
+        // Nothing runs on a device that is lost.
+        if (!is_lost && next.other && !run_up_to(*next.other, next.up_to)) return false;
+        if (!is_lost && next.attempt && !next.attempt()) return false;
+        Operation operation = std::move(next);
         stream.queue.pop_front();
         stream.done++;
-        // Nothing runs on a device that is lost.
-        if (stream.context->lost) continue;
-        if (operation.other) run_up_to(*operation.other, operation.up_to);
-        else {
-            const char* before = running;
-            running = operation.what.c_str();
-            operation.work();
-            running = before;
-        }
+        if (is_lost || !operation.work) continue;
+        const char* before = running;
+        running = operation.what.c_str();
+        operation.work();
+        running = before;
     }
+    return true;
 }
 
-void run_all(Context& context) {
+bool run_all(Context& context) {
+    bool is_done = true;
     auto all = context.streams;
-    for (auto& [_, stream] : all) run_up_to(*stream, stream->asked);
-    run_up_to(*context.null_stream, context.null_stream->asked);
+    for (auto& [_, stream] : all) is_done &= run_up_to(*stream, stream->asked);
+    return run_up_to(*context.null_stream, context.null_stream->asked) && is_done;
 }
 
 void queue(Stream& stream, Operation operation) {
@@ -244,6 +252,19 @@ CUresult usable() {
 #define BEGIN                                                \
     Guard guard(mutex);                                      \
     if (CUresult error = usable(); error != SUCCESS) return error
+
+// Has the current context wait until `attempt` succeeds, while other threads go on.
+template <class F>
+CUresult await(F attempt) {
+    for (;;) {
+        {
+            Guard guard(mutex);
+            if (CUresult error = usable(); error != SUCCESS) return error;
+            if (attempt()) return current->lost;
+        }
+        usleep(100);
+    }
+}
 
 // --- memory ----------------------------------------------------------------------------------------------------------
 
@@ -294,12 +315,35 @@ void handle_fault(int, siginfo_t* info, void*) {
 
 }  // namespace
 
-// --- for cuBLAS ------------------------------------------------------------------------------------------------------
+// --- for cuBLAS and NCCL ------------------------------------------------------------------------------------------------------
 
 EXPORT int fake_queue(void* stream, const char* what, const std::function<void()>* work) {
     BEGIN;
     queue(*find_stream(stream), Operation{what, *work, nullptr, 0, 0, 0});
     return SUCCESS;
+}
+EXPORT int fake_queue_until(void* stream, const char* what, const std::function<bool()>* attempt) {
+    BEGIN;
+    queue(*find_stream(stream), Operation{what, nullptr, nullptr, 0, 0, 0, *attempt});
+    return SUCCESS;
+}
+// Has streams work up to what waits for other ranks, as devices do by themselves.
+EXPORT void fake_progress() {
+    Guard guard(mutex);
+    for (Context& context : contexts) {
+        auto all = context.streams;
+        for (auto& [_, stream] : all) {
+            uint64_t up_to = stream->asked;
+            auto last = stream->queue.rbegin();
+            for (; last != stream->queue.rend() && !last->attempt; ++last) up_to--;
+            if (last != stream->queue.rend()) run_up_to(*stream, up_to);
+        }
+    }
+}
+// The number of the current context's device.
+EXPORT int fake_device() {
+    Guard guard(mutex);
+    return current ? current->device : -1;
 }
 EXPORT bool fake_holds(const void* address, size_t bytes) {
     Guard guard(mutex);
@@ -452,9 +496,7 @@ EXPORT CUresult cuCtxSetCurrent(Context* context) {
 }
 
 EXPORT CUresult cuCtxSynchronize() {
-    BEGIN;
-    run_all(*current);
-    return current->lost;
+    return await([] { return run_all(*current); });
 }
 
 // --- kernels ---------------------------------------------------------------------------------------------------------
@@ -497,9 +539,9 @@ EXPORT CUresult cuModuleLoad(Module** module, const char* path) {
 }
 
 EXPORT CUresult cuModuleUnload(Module* module) {
+    if (CUresult error = await([] { return run_all(*current); }); error != SUCCESS) return error;
     BEGIN;
     if (!current->modules.erase(module)) fake::misuse("a module is unloaded that is not there");
-    run_all(*current);
     for (auto at = functions.begin(); at != functions.end();) at = at->second->module == module ? functions.erase(at) : ++at;
     dlclose(module->library);
     delete module;
@@ -586,12 +628,12 @@ EXPORT CUresult cuMemAlloc_v2(uint64_t* address, size_t bytes) {
 }
 
 EXPORT CUresult cuMemFree_v2(uint64_t address) {
-    BEGIN;
     if (!address) return SUCCESS;
+    // As a driver does, before memory goes.
+    if (CUresult error = await([] { return run_all(*current); }); error != SUCCESS) return error;
+    BEGIN;
     auto found = current->memory.find(address);
     if (found == current->memory.end()) fake::misuse("memory of the device is freed that is not there");
-    // As a driver does, before memory goes.
-    run_all(*current);
     size_t pages = in_pages(found->second);
     void* first = (void*)(address / PAGE * PAGE);
     madvise(first, pages, MADV_DONTNEED);
@@ -661,7 +703,7 @@ EXPORT CUresult cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes
     return SUCCESS;
 }
 
-EXPORT CUresult cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
+static CUresult begin_copy_to_host(void* to, uint64_t from, size_t bytes, void* stream, bool& is_over) {
     BEGIN;
     check_copy(from, to, bytes, "a copy to the host");
     Pinned kind = pinned(to, bytes);
@@ -670,9 +712,19 @@ EXPORT CUresult cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void
     auto into = find_stream(stream);
     auto work = copying(kind == WHOLLY ? "keep" : "download", [=] { memcpy(to, (void*)from, bytes); });
     queue(*into, Operation{"a copy to the host", work, nullptr, 0, kind == WHOLLY ? (uintptr_t)to : 0, kind == WHOLLY ? bytes : 0});
-    // Memory that is not pinned has been written when the call returns.
-    if (kind == NOT) run_up_to(*into, into->asked);
+    is_over = kind != NOT;
     return current->lost;
+}
+
+// Memory that is not pinned has been written when the call returns.
+EXPORT CUresult cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
+    bool is_over = true;
+    CUresult begun = begin_copy_to_host(to, from, bytes, stream, is_over);
+    if (begun != SUCCESS || is_over) return begun;
+    return await([=] {
+        auto into = find_stream(stream);
+        return run_up_to(*into, into->asked);
+    });
 }
 
 EXPORT CUresult cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
@@ -714,19 +766,21 @@ EXPORT CUresult cuStreamCreate(Stream** stream, unsigned) {
 }
 
 EXPORT CUresult cuStreamDestroy_v2(Stream* stream) {
+    CUresult done = await([=] {
+        auto found = find_stream(stream);
+        return run_up_to(*found, found->asked);
+    });
     BEGIN;
-    auto found = find_stream(stream);
-    run_up_to(*found, found->asked);
     current->streams.erase(stream);
-    return current->lost;
+    return done;
 }
 
 EXPORT CUresult cuStreamSynchronize(void* stream) {
-    BEGIN;
-    auto found = find_stream(stream);
-    count("waits of the host", 1);
-    run_up_to(*found, found->asked);
-    return current->lost;
+    fake_count("waits of the host", 1);
+    return await([=] {
+        auto found = find_stream(stream);
+        return run_up_to(*found, found->asked);
+    });
 }
 
 // A stream may wait for another context's event.
@@ -755,10 +809,17 @@ EXPORT CUresult cuEventRecord(Event* event, void* stream) {
 }
 
 EXPORT CUresult cuEventSynchronize(Event* event) {
+    {
+        BEGIN;
+        if (!current->events.count(event)) return INVALID_HANDLE;
+    }
+    return await([=] { return !event->stream || run_up_to(*event->stream, event->up_to); });
+}
+
+EXPORT CUresult cuEventQuery(Event* event) {
     BEGIN;
     if (!current->events.count(event)) return INVALID_HANDLE;
-    if (event->stream) run_up_to(*event->stream, event->up_to);
-    return current->lost;
+    return event->stream && event->stream->done < event->up_to ? NOT_READY : SUCCESS;
 }
 
 EXPORT CUresult cuEventDestroy_v2(Event* event) {

@@ -21,8 +21,12 @@ const ROUNDING_BF16: f64 = 1.0 / 256.0;
 const MISUSED: i32 = 96;
 
 /// What stands for each library, by the name that NVIDIA gives it.
-const LIBRARIES: [(&str, &str); 3] =
-    [("libcuda.so.1", "driver.cpp"), ("libnvrtc.so.13", "nvrtc.cpp"), ("libcublas.so.13", "cublas.cpp")];
+const LIBRARIES: [(&str, &str); 4] = [
+    ("libcuda.so.1", "driver.cpp"),
+    ("libnvrtc.so.13", "nvrtc.cpp"),
+    ("libcublas.so.13", "cublas.cpp"),
+    ("libnccl.so.2", "nccl.cpp"),
+];
 
 const COMPILERS: [&str; 3] = ["c++", "g++", "clang++"];
 
@@ -30,7 +34,7 @@ fn runs(compiler: &&str) -> bool {
     Command::new(compiler).arg("--version").output().is_ok_and(|said| said.status.success())
 }
 
-/// The folder with the three.
+/// The folder with all of them.
 static FAKE: LazyLock<PathBuf> = LazyLock::new(make_libraries);
 
 /// Compiled anew where their sources are others.
@@ -217,6 +221,19 @@ fn ranks_share_gpus() {
     assert_eq!(count(&report, "devices that reach another"), 2);
     let zero = "--ranks 2 --set parallel.zero=3 --set train.dtype=bf16";
     assert_eq!(counts(&check_training(zero, two, ROUNDING_BF16)), [true, true]);
+}
+
+/// NCCL's groups of ranks that have a GPU each, with the same numbers as GPUs that copy from each other.
+#[test]
+fn nccl_carries_what_gpus_send_each_other() {
+    let two = &[("DEVICES", "2")];
+    let by_nccl = |options: &str, tolerance: f64| {
+        let report = check_training(&format!("--ranks 2 --set parallel.transport=nccl {options}"), two, tolerance);
+        assert!(count(&report, "bytes by NCCL") > 0 && count(&report, "communicators") > 2, "{options}: {report}");
+        assert_eq!(count(&report, "bytes from other devices"), 0, "{options}: {report}");
+    };
+    by_nccl("--set parallel.expert=2", ROUNDING);
+    by_nccl("--set parallel.zero=3 --set train.dtype=bf16", ROUNDING_BF16);
 }
 
 /// A GPU that is too old is there for others, wherever it is.

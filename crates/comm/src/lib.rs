@@ -131,11 +131,11 @@ pub trait Communicator: Send + Sync {
     }
 
     /// Has what is in devices' memory carried by `carriers` from now on, in this group and in those that come from it
-    /// later; false if it is not one that would ([`wrap::Carried`]). Collective.
+    /// later, or no more; false if it is not one that would ([`wrap::Carried`]). Collective.
     ///
     /// # Errors
     /// [`Error::Transport`] if they carry nothing, [`Error::Aborted`] after any failure in the world.
-    fn carry_by(&self, _carriers: Arc<dyn DeviceCarriers>) -> Result<bool, Error> {
+    fn carry_by(&self, _carriers: Option<Arc<dyn DeviceCarriers>>) -> Result<bool, Error> {
         Ok(false)
     }
 

@@ -22,7 +22,7 @@ pub enum Reduction {
 
 /// Bytes that a reduction brings together of each rank at a time: enough that a copy's latency does not count. The memory for
 /// them is no tensor's, and no account counts it.
-const PIECE: usize = 4 << 20;
+pub(crate) const PIECE: usize = 4 << 20;
 
 /// A tensor's memory while a collective has it, which counts it ([`crate::Held`]). Offsets and ranges are in bytes.
 ///
@@ -73,9 +73,24 @@ impl LentTensor {
         assert!(bytes.start <= bytes.end && bytes.end <= self.bytes(), "bytes {bytes:?} of {}", self.bytes());
     }
 
+    /// What the stream is asked for from here on comes after the mark.
+    pub(crate) fn after_mark(&self, stream: DeviceStream) {
+        self.gpu().engine().wait(stream, &self.marked());
+    }
+
     /// The exchange of this device goes on after the mark of `other`.
     fn exchange_after(&self, other: &LentTensor) {
         self.gpu().engine().wait(DeviceStream::Exchange, &other.marked());
+    }
+
+    /// Where these bytes are.
+    ///
+    /// # Panics
+    /// If they lie beyond it.
+    #[track_caller]
+    pub(crate) fn address_of(&self, bytes: &Range<usize>) -> u64 {
+        self.check(bytes);
+        self.memory.address() + bytes.start as u64
     }
 
     /// Begins to copy `bytes` of `from` over those from `first` on, after the marks of both.
@@ -84,16 +99,26 @@ impl LentTensor {
     /// If bytes lie beyond either, or types differ.
     #[track_caller]
     pub fn copy(&self, first: usize, from: &LentTensor, bytes: Range<usize>) {
+        self.copy_on(DeviceStream::Exchange, first, from, bytes);
+    }
+
+    /// The same on a stream of this device.
+    #[track_caller]
+    pub(crate) fn copy_on(&self, stream: DeviceStream, first: usize, from: &LentTensor, bytes: Range<usize>) {
         assert_eq!(self.dtype, from.dtype, "bytes are copied, not converted");
         self.check(&(first..first + bytes.len()));
         from.check(&bytes);
         if bytes.is_empty() {
             return;
         }
-        self.exchange_after(self);
-        self.exchange_after(from);
-        let (to, from) = ((&self.memory, first), (&from.memory, bytes.start));
-        self.gpu().engine().copy(DeviceStream::Exchange, to, from, bytes.len());
+        let engine = self.gpu().engine();
+        [self, from].into_iter().for_each(|tensor| engine.wait(stream, &tensor.marked()));
+        engine.copy(stream, (&self.memory, first), (&from.memory, bytes.start), bytes.len());
+    }
+
+    /// Begins to copy `bytes` of it to other memory of its device, on a stream that has waited for its mark.
+    pub(crate) fn copy_to(&self, stream: DeviceStream, to: (&DeviceMemory, usize), bytes: Range<usize>) {
+        self.gpu().engine().copy(stream, to, (&self.memory, bytes.start), bytes.len());
     }
 
     /// Begins to write the reduction of `bytes` of all `from` over those from `first` on, after the marks of all. It may be one
@@ -116,29 +141,55 @@ impl LentTensor {
 
     /// Parts are brought together first: memory of another GPU is copied fast, and read by kernels slowly or not at all.
     fn reduce_piece(&self, first: usize, reduction: Reduction, from: &[&LentTensor], bytes: Range<usize>) {
-        let (gpu, each) = (self.gpu(), bytes.len());
-        gpu.with_workspace(&self.device, from.len() * each, |parts| {
+        let (engine, each, stream) = (self.gpu().engine(), bytes.len(), DeviceStream::Exchange);
+        self.with_parts(stream, (from.len(), each), |parts| {
             for (place, part) in from.iter().enumerate() {
-                let (to, from) = ((parts, place * each), (&part.memory, bytes.start));
-                gpu.engine().copy(DeviceStream::Exchange, to, from, each);
+                engine.copy(stream, (parts, place * each), (&part.memory, bytes.start), each);
             }
-            let size = self.dtype.bytes();
-            let mut call = Call::new(gpu, &self.device, "exchange", "reduce");
-            // Others may be reading the rest.
-            let own = DeviceElements::new(&self.memory, self.dtype, self.len);
-            call.write_part(own, OperandKind::Any, first..first + each);
-            call.read(DeviceElements::new(parts, self.dtype, from.len() * each / size), OperandKind::Any);
-            (first / size).pass(&mut call);
-            (each / size).pass(&mut call);
-            (reduction as u32).pass(&mut call);
-            call.launch_on(DeviceStream::Exchange);
+            self.reduce_parts(stream, first, reduction, (parts, from.len(), each));
         });
+    }
+
+    /// Calls `f` with memory for so many parts of `each` bytes.
+    pub(crate) fn with_parts<R>(
+        &self,
+        stream: DeviceStream,
+        (parts, each): (usize, usize),
+        f: impl FnOnce(&DeviceMemory) -> R,
+    ) -> R {
+        self.gpu().with_workspace(&self.device, stream, parts * each, f)
+    }
+
+    /// Begins to write the reduction of parts of `each` bytes over those from `first` on.
+    pub(crate) fn reduce_parts(
+        &self,
+        stream: DeviceStream,
+        first: usize,
+        reduction: Reduction,
+        (parts, count, each): (&DeviceMemory, usize, usize),
+    ) {
+        assert!(self.dtype != Dtype::U32, "what is reduced are floats");
+        let size = self.dtype.bytes();
+        let mut call = Call::new(self.gpu(), &self.device, "exchange", "reduce");
+        // Others may be reading the rest.
+        let own = DeviceElements::new(&self.memory, self.dtype, self.len);
+        call.write_part(own, OperandKind::Any, first..first + each);
+        call.read(DeviceElements::new(parts, self.dtype, count * each / size), OperandKind::Any);
+        (first / size).pass(&mut call);
+        (each / size).pass(&mut call);
+        (reduction as u32).pass(&mut call);
+        call.launch_on(stream);
     }
 
     /// Marks it with all that this device's exchange has begun, and with what it was marked with before.
     pub fn mark(&self) {
         self.exchange_after(self);
-        *self.marked() = self.gpu().engine().record(DeviceStream::Exchange);
+        self.mark_on(DeviceStream::Exchange);
+    }
+
+    /// Marks it with all that a stream of this device, which has waited for its mark, has begun.
+    pub(crate) fn mark_on(&self, stream: DeviceStream) {
+        *self.marked() = self.gpu().engine().record(stream);
     }
 
     /// Kernels that are launched from here on come after the mark of `other`, and so does whatever waits for them.

@@ -29,6 +29,7 @@ mod index;
 mod kernel_times;
 mod kernels;
 mod lent;
+mod nccl;
 pub mod ops;
 mod parameter;
 mod pool;
@@ -50,12 +51,15 @@ pub use draws::{Draws, Purpose};
 pub use dtype::Dtype;
 pub use elements::{Elements, ElementsMut, HostElements};
 pub use gpu::{
-    Compiler, CudaDevice, DeviceFailure, EngineError, SimulatedLimits, cuda_devices, find_compiler, on_device,
+    Compiler, CudaDevice, DeviceFailure, EngineError, SimulatedLimits, cuda_devices, find_compiler,
+    nccl::{NcclId, find_nccl},
+    on_device,
 };
 pub use gradients::Gradients;
 pub use index::{Index, Indices};
 pub use kernel_times::{KernelKind, KernelTime};
 pub use lent::{LentTensor, Reduction};
+pub use nccl::{LentParcel, NcclGroup, NcclRank};
 pub use parameter::{Gradient, Parameter};
 pub use row_ids::RowIds;
 pub use tape::{BackwardError, Input, Kept, NonFinite, Part, Recompute, Tape, Var};

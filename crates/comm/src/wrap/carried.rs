@@ -5,7 +5,7 @@
 
 use std::mem;
 use std::panic::Location;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use super::Wrapper;
@@ -26,14 +26,24 @@ pub struct Carried {
     inner: Arc<dyn Communicator>,
     rank: Arc<CarriedRank>,
     /// Of this group, under whatever name.
-    carrier: Arc<OnceLock<Arc<dyn DeviceCarrier>>>,
+    carrier: Arc<Mutex<Option<Arc<dyn DeviceCarrier>>>>,
 }
 
 /// What all groups of a rank share.
 #[derive(Default)]
 struct CarriedRank {
-    carriers: OnceLock<Arc<dyn DeviceCarriers>>,
+    carriers: Mutex<Option<Arc<dyn DeviceCarriers>>>,
     ended: OnceLock<String>,
+}
+
+impl CarriedRank {
+    fn carriers(&self) -> Option<Arc<dyn DeviceCarriers>> {
+        lock(&self.carriers).clone()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Carried {
@@ -45,8 +55,8 @@ impl Carried {
     /// A group that has come from this one, with a carrier of its own if there are any.
     fn child(&self, inner: Arc<dyn Communicator>) -> Result<Arc<dyn Communicator>, Error> {
         let child = Carried { inner, rank: self.rank.clone(), carrier: Arc::default() };
-        if let Some(carriers) = self.rank.carriers.get() {
-            child.open(carriers)?;
+        if let Some(carriers) = self.rank.carriers() {
+            child.open(&carriers)?;
         }
         Ok(Arc::new(child))
     }
@@ -55,7 +65,7 @@ impl Carried {
     fn open(&self, carriers: &Arc<dyn DeviceCarriers>) -> Result<(), Error> {
         let opened = carriers.open(&self.inner);
         let opened = opened.map_err(|detail| self.failed("carrying devices' memory", Location::caller(), detail))?;
-        assert!(self.carrier.set(opened).is_ok(), "a group has one carrier");
+        *lock(&self.carrier) = Some(opened);
         Ok(())
     }
 
@@ -91,9 +101,10 @@ impl Wrapper for Carried {
     }
 
     fn start(&self, request: Request) -> Result<Pending, Error> {
-        match self.carrier.get() {
-            Some(carrier) if request.operation.is_on_device() => self.begin(carrier, request),
-            _ => self.inner.start(request),
+        let carrier = request.operation.is_on_device().then(|| lock(&self.carrier).clone()).flatten();
+        match carrier {
+            Some(carrier) => self.begin(&carrier, request),
+            None => self.inner.start(request),
         }
     }
 
@@ -106,22 +117,23 @@ impl Wrapper for Carried {
     }
 
     fn moves_devices(&self) -> bool {
-        self.carrier.get().is_some()
+        lock(&self.carrier).is_some()
     }
 
-    fn carry_by(&self, carriers: Arc<dyn DeviceCarriers>) -> Result<bool, Error> {
-        let carriers = self.rank.carriers.get_or_init(|| carriers);
-        // A world that ends meanwhile has ended nothing here yet.
-        if let Some(reason) = self.rank.ended.get() {
-            carriers.end(reason);
+    fn carry_by(&self, carriers: Option<Arc<dyn DeviceCarriers>>) -> Result<bool, Error> {
+        *lock(&self.carrier) = None;
+        *lock(&self.rank.carriers) = carriers.clone();
+        if let Some(carriers) = carriers {
+            // A world that has ended has ended nothing of these.
+            self.rank.ended.get().iter().for_each(|reason| carriers.end(reason));
+            self.open(&carriers)?;
         }
-        self.open(carriers)?;
         Ok(true)
     }
 
     fn abort(&self, reason: &str) {
         let reason = self.rank.ended.get_or_init(|| reason.to_owned());
-        self.rank.carriers.get().iter().for_each(|carriers| carriers.end(reason));
+        self.rank.carriers().iter().for_each(|carriers| carriers.end(reason));
         self.inner.abort(reason);
     }
 }

@@ -64,7 +64,7 @@ pub trait Wrapper: Send + Sync {
     ///
     /// # Errors
     /// As [`Wrapper::start`].
-    fn carry_by(&self, carriers: Arc<dyn DeviceCarriers>) -> Result<bool, Error> {
+    fn carry_by(&self, carriers: Option<Arc<dyn DeviceCarriers>>) -> Result<bool, Error> {
         self.inner().carry_by(carriers)
     }
 
@@ -107,7 +107,7 @@ impl<W: Wrapper> Communicator for W {
         Wrapper::moves_devices(self)
     }
 
-    fn carry_by(&self, carriers: Arc<dyn DeviceCarriers>) -> Result<bool, Error> {
+    fn carry_by(&self, carriers: Option<Arc<dyn DeviceCarriers>>) -> Result<bool, Error> {
         Wrapper::carry_by(self, carriers)
     }
 

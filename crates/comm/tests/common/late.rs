@@ -232,7 +232,7 @@ pub(crate) fn on_carried_devices(world: Vec<Comm>) -> Vec<Comm> {
     let mail = Arc::default();
     let carried = |inner: Comm| -> Comm {
         let inner = Carried::around(inner);
-        assert!(inner.carry_by(Arc::new(CouriersOf(Couriers::of(&mail)))).expect("nobody waits for the world's"));
+        assert!(inner.carry_by(Some(Arc::new(CouriersOf(Couriers::of(&mail))))).expect("nobody waits for the world's"));
         Arc::new(OnDevice { inner, device: Arc::default() })
     };
     world.into_iter().map(carried).collect()

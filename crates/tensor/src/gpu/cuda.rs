@@ -5,6 +5,7 @@
 //! size: they go over their elements in strides.
 
 mod groups;
+pub(crate) mod nccl;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{c_int, c_void};
@@ -12,7 +13,7 @@ use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use cudarc::cublas::result::{self as blas, CublasError};
 use cudarc::cublas::sys as blas_sys;
@@ -154,8 +155,8 @@ pub(crate) struct Cuda {
     products: Mutex<BlasHandle>,
     groups: Mutex<ProductGroups>,
     context: Arc<CudaContext>,
-    /// By [`DeviceStream`].
-    streams: Vec<Arc<CudaStream>>,
+    /// By [`DeviceStream::index`].
+    streams: RwLock<Vec<Arc<CudaStream>>>,
     modules: BTreeMap<&'static str, Arc<CudaModule>>,
     /// By name, those that have been launched.
     functions: Mutex<HashMap<&'static str, CudaFunction>>,
@@ -163,6 +164,8 @@ pub(crate) struct Cuda {
     /// GPUs that copies have come from, by number.
     reached: Mutex<BTreeSet<usize>>,
     blocks: u32,
+    /// Why what other ranks were to send has not come.
+    ended: OnceLock<String>,
 }
 
 /// Of cuBLAS.
@@ -194,13 +197,13 @@ impl Cuda {
         let compiler = check_driver()?;
         let context = CudaContext::new(number).map_err(|error| failed("opening the device", error))?;
         let stream = || context.new_stream().map_err(|error| failed("making a stream", error));
-        let streams = DeviceStream::ALL.iter().map(|_| stream()).collect::<Result<Vec<_>, _>>()?;
+        let streams = DeviceStream::FIRST.iter().map(|_| stream()).collect::<Result<Vec<_>, _>>()?;
         let modules = modules(&context, capability, compiler, sources)?;
         let processors = context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
         let processors = processors.map_err(|error| failed("counting multiprocessors", error))?;
         let products = BlasHandle(blas::create_handle().map_err(|error| failed("starting cuBLAS", error))?);
         // SAFETY: both are there for as long as the engine is.
-        let set = unsafe { blas::set_stream(products.0, streams[DeviceStream::Compute as usize].cu_stream().cast()) };
+        let set = unsafe { blas::set_stream(products.0, streams[DeviceStream::Compute.index()].cu_stream().cast()) };
         set.map_err(|error| failed("giving cuBLAS its stream", error))?;
         // Sums are f32 where they are taken in parts, too.
         let mode = blas_sys::cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
@@ -209,12 +212,14 @@ impl Cuda {
         set.map_err(|error| failed("having cuBLAS sum in f32", error))?;
         let (functions, products, blocks) = (Mutex::default(), Mutex::new(products), processors as u32 * BLOCKS_EACH);
         let (pinned, reached, groups) = (PinnedBytes::default(), Mutex::default(), Mutex::default());
-        Ok(Cuda { context, streams, modules, functions, products, pinned, reached, blocks, groups })
+        let streams = RwLock::new(streams);
+        let ended = OnceLock::new();
+        Ok(Cuda { context, streams, modules, functions, products, pinned, reached, blocks, groups, ended })
     }
 
-    fn stream(&self, stream: DeviceStream) -> &CudaStream {
+    fn stream(&self, stream: DeviceStream) -> Arc<CudaStream> {
         done(self.context.bind_to_thread(), "turning to the device");
-        &self.streams[stream as usize]
+        self.streams.read().unwrap_or_else(PoisonError::into_inner)[stream.index()].clone()
     }
 
     /// Has this GPU copy from the other one without a way by the host, if they are wired so. The driver finds another way
@@ -316,10 +321,11 @@ impl Accelerator for Cuda {
         // SAFETY: as above; the bytes are borrowed until the stream is done.
         done(unsafe { result::memcpy_dtoh_async(bytes, from, stream.cu_stream()) }, "a copy to the host");
         done(stream.synchronize(), "waiting for a copy to the host");
+        self.check_exchange();
     }
 
     fn look(&self, memory: &DeviceMemory, bytes: &mut [u8]) {
-        DeviceStream::ALL.into_iter().for_each(|stream| self.synchronize(stream));
+        DeviceStream::FIRST.into_iter().for_each(|stream| self.synchronize(stream));
         self.download(DeviceStream::Copy, memory, 0, bytes);
     }
 
@@ -365,6 +371,7 @@ impl Accelerator for Cuda {
 
     fn synchronize(&self, stream: DeviceStream) {
         done(self.stream(stream).synchronize(), "waiting for kernels");
+        self.check_exchange();
     }
 
     /// In f32 throughout where factors are f32: no TF32.

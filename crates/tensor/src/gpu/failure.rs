@@ -17,6 +17,9 @@ pub enum DeviceFailure {
     /// It refuses, or has ended.
     #[error("the device fails at {what}: {reason}")]
     Broken { what: String, reason: String },
+    /// It is well, and waits no more for what other ranks were to send.
+    #[error("what other ranks were to send has not come: {reason}")]
+    Ended { reason: String },
 }
 
 impl DeviceFailure {

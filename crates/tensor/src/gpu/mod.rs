@@ -50,6 +50,7 @@ pub(crate) use pin::PagePin;
 pub(crate) use twin::{OperandKind, TwinTolerance, compare, rounding_of, sums_of};
 
 use call::Launch;
+pub(crate) use cuda::{Cuda, nccl};
 pub use cuda::{CudaDevice, cuda_devices};
 use cudarc::driver::CudaEvent;
 use order::{StreamClock, TimedOperation, Use};
@@ -62,6 +63,16 @@ use crate::device::Device;
 pub(crate) enum Event {
     Simulated(StreamClock),
     Cuda(CudaEvent),
+}
+
+impl Event {
+    /// Whether the stream has come to it; of a device that has failed, too, of which others tell.
+    pub(crate) fn is_over(&self) -> bool {
+        match self {
+            Event::Simulated(_) => true,
+            Event::Cuda(event) => event.try_is_complete().unwrap_or(true),
+        }
+    }
 }
 
 /// What allocates, copies and launches. Calls of one stream happen in order; calls of two only where one waits for an
@@ -106,7 +117,7 @@ pub(crate) trait Accelerator: Debug + Send + Sync {
     fn note_use(&self, _memory: (&DeviceMemory, Range<usize>), _used: Use, _by: &TimedOperation) {}
 
     /// The engine as one of CUDA's.
-    fn cuda(&self) -> Option<&cuda::Cuda> {
+    fn cuda(&self) -> Option<&Cuda> {
         None
     }
 
@@ -143,8 +154,8 @@ pub(crate) struct Gpu {
     engine: Arc<dyn Accelerator>,
     /// A device of the host, on which every kernel runs a second time.
     twin: Option<Arc<Device>>,
-    /// What collectives bring together, on their stream alone.
-    workspace: Mutex<Option<DeviceMemory>>,
+    /// What collectives bring together, by the only stream that uses it.
+    workspaces: Mutex<BTreeMap<DeviceStream, DeviceMemory>>,
 }
 
 impl Gpu {
@@ -157,31 +168,37 @@ impl Gpu {
     /// NVIDIA's GPU of this number. With `checks` each kernel's results are compared with the CPU's.
     pub(crate) fn cuda(number: usize, threads: usize, checks: bool) -> Result<Gpu, EngineError> {
         let twin = checks.then(|| Device::new(threads));
-        Ok(Gpu::new(Arc::new(cuda::Cuda::new(number, &sources::all())?), twin))
+        Ok(Gpu::new(Arc::new(Cuda::new(number, &sources::all())?), twin))
     }
 
     fn new(engine: Arc<dyn Accelerator>, twin: Option<Arc<Device>>) -> Gpu {
-        Gpu { engine, twin, workspace: Mutex::default() }
+        Gpu { engine, twin, workspaces: Mutex::default() }
     }
 
     pub(crate) fn engine(&self) -> &dyn Accelerator {
         &*self.engine
     }
 
-    /// Calls `f` with memory of at least so many bytes for the stream of collectives.
-    pub(crate) fn with_workspace(&self, device: &Device, bytes: usize, f: impl FnOnce(&DeviceMemory)) {
-        let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
-        if workspace.as_ref().is_none_or(|memory| memory.bytes() < bytes) {
+    /// Calls `f` with memory of at least so many bytes for a stream of collectives.
+    pub(crate) fn with_workspace<R>(
+        &self,
+        device: &Device,
+        stream: DeviceStream,
+        bytes: usize,
+        f: impl FnOnce(&DeviceMemory) -> R,
+    ) -> R {
+        let mut workspaces = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
+        if workspaces.get(&stream).is_none_or(|memory| memory.bytes() < bytes) {
             // The old one is freed first, if it may be in the way.
-            *workspace = None;
+            workspaces.remove(&stream);
             let memory = device.take_memory(self, bytes);
             // Kernels may use what it was before.
-            self.engine.wait(DeviceStream::Exchange, &self.point());
-            *workspace = Some(memory);
+            self.engine.wait(stream, &self.point());
+            workspaces.insert(stream, memory);
         }
-        let memory = workspace.as_ref().expect("it was taken above");
+        let memory = &workspaces[&stream];
         memory.forget();
-        f(memory);
+        f(memory)
     }
 
     /// Who checks results.

@@ -1,0 +1,332 @@
+//! NVIDIA's library for what GPUs send each other, as far as it is used here: communicators, and messages between two ranks.
+//!
+//! Communicators do not block (`blocking = 0`): a call returns at once, and what it has begun is asked for
+//! ([`NcclCommunicator::is_ready`]), so that no rank waits in the library for another one that has ended.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::fmt;
+use std::mem;
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use libloading::Library;
+
+use super::{Cuda, DeviceFailure, DeviceStream, Event, done};
+use crate::gpu::EngineError;
+
+type NcclHandle = *mut c_void;
+type NcclCode = c_int;
+
+const SUCCESS: NcclCode = 0;
+const IN_PROGRESS: NcclCode = 7;
+/// `ncclUint8`.
+const BYTES: c_int = 1;
+
+/// Of the oldest release whose settings have this form; later ones take them.
+const OLDEST: c_int = 21_800;
+
+/// What ranks of one communicator know it by.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct NcclId(pub [u8; 128]);
+
+/// `ncclConfig_t` of release 2.18.
+#[repr(C)]
+struct NcclSettings {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+    cluster_size: c_int,
+    least_blocks: c_int,
+    most_blocks: c_int,
+    network: *const c_char,
+    shares_on_split: c_int,
+}
+
+impl NcclSettings {
+    /// All but one are the library's own choice.
+    fn without_waiting() -> NcclSettings {
+        const UNDEFINED: c_int = c_int::MIN;
+        NcclSettings {
+            size: size_of::<NcclSettings>(),
+            magic: 0xcafe_beef,
+            version: OLDEST as c_uint,
+            blocking: 0,
+            cluster_size: UNDEFINED,
+            least_blocks: UNDEFINED,
+            most_blocks: UNDEFINED,
+            network: ptr::null(),
+            shares_on_split: UNDEFINED,
+        }
+    }
+}
+
+/// The library's functions, by the names that it gives them.
+struct Nccl {
+    new_id: unsafe extern "C" fn(*mut NcclId) -> NcclCode,
+    init: unsafe extern "C" fn(*mut NcclHandle, c_int, NcclId, c_int, *mut NcclSettings) -> NcclCode,
+    state: unsafe extern "C" fn(NcclHandle, *mut NcclCode) -> NcclCode,
+    finalize: unsafe extern "C" fn(NcclHandle) -> NcclCode,
+    destroy: unsafe extern "C" fn(NcclHandle) -> NcclCode,
+    abort: unsafe extern "C" fn(NcclHandle) -> NcclCode,
+    group_start: unsafe extern "C" fn() -> NcclCode,
+    group_end: unsafe extern "C" fn() -> NcclCode,
+    send: unsafe extern "C" fn(*const c_void, usize, c_int, c_int, NcclHandle, *mut c_void) -> NcclCode,
+    receive: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, NcclHandle, *mut c_void) -> NcclCode,
+    name_of: unsafe extern "C" fn(NcclCode) -> *const c_char,
+    last_error: unsafe extern "C" fn(NcclHandle) -> *const c_char,
+}
+
+/// Names under which distributions and packages of Python have it.
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+impl Nccl {
+    fn load() -> Result<Nccl, String> {
+        // SAFETY: the vendor's library runs nothing that this program relies on.
+        let found = NAMES.iter().find_map(|name| unsafe { Library::new(name) }.ok());
+        let hint = "install NCCL 2.18 or later for CUDA 13, or name the folder that has it in LD_LIBRARY_PATH";
+        // Never unloaded: it has threads of its own.
+        let library = mem::ManuallyDrop::new(found.ok_or(format!("libnccl.so.2 is not to be found: {hint}"))?);
+        /// A function of this name.
+        ///
+        /// # Safety
+        /// It is of this type.
+        unsafe fn function<F: Copy>(library: &Library, name: &str) -> Result<F, String> {
+            // SAFETY: the caller's promise.
+            let found = unsafe { library.get::<F>(name.as_bytes()) };
+            found.map(|function| *function).map_err(|_| format!("libnccl.so.2 has no {name}: install a newer NCCL"))
+        }
+        // SAFETY: types are those of NVIDIA's header.
+        unsafe {
+            let version: unsafe extern "C" fn(*mut c_int) -> NcclCode = function(&library, "ncclGetVersion")?;
+            let mut found = 0;
+            if version(&raw mut found) != SUCCESS || found < OLDEST {
+                return Err(format!("libnccl.so.2 is version {found}: {hint}"));
+            }
+            Ok(Nccl {
+                new_id: function(&library, "ncclGetUniqueId")?,
+                init: function(&library, "ncclCommInitRankConfig")?,
+                state: function(&library, "ncclCommGetAsyncError")?,
+                finalize: function(&library, "ncclCommFinalize")?,
+                destroy: function(&library, "ncclCommDestroy")?,
+                abort: function(&library, "ncclCommAbort")?,
+                group_start: function(&library, "ncclGroupStart")?,
+                group_end: function(&library, "ncclGroupEnd")?,
+                send: function(&library, "ncclSend")?,
+                receive: function(&library, "ncclRecv")?,
+                name_of: function(&library, "ncclGetErrorString")?,
+                last_error: function(&library, "ncclGetLastError")?,
+            })
+        }
+    }
+
+    /// The library's words, and those about the last error of a communicator, if it is of one.
+    fn told(&self, code: NcclCode, of: NcclHandle) -> String {
+        let text = |text: *const c_char| {
+            // SAFETY: the library gives a text that ends, or none.
+            if text.is_null() { "".into() } else { unsafe { CStr::from_ptr(text) }.to_string_lossy() }
+        };
+        // SAFETY: any code has a text; a handle is one of the library's or null.
+        let (name, last) = unsafe { (text((self.name_of)(code)), text((self.last_error)(of))) };
+        let space = if last.is_empty() { "" } else { ", " };
+        format!("NCCL: {name}{space}{}", last.trim())
+    }
+}
+
+/// The library, looked for once.
+fn nccl() -> Result<&'static Nccl, String> {
+    static NCCL: OnceLock<Result<Nccl, String>> = OnceLock::new();
+    NCCL.get_or_init(Nccl::load).as_ref().map_err(String::clone)
+}
+
+/// Whether the library is there.
+///
+/// # Errors
+/// What is missing, and where to get it.
+pub fn find_nccl() -> Result<(), EngineError> {
+    nccl().map(drop).map_err(|missing| EngineError::NoLibrary { missing })
+}
+
+impl NcclId {
+    /// Of a new communicator, for one of its ranks to tell the others.
+    ///
+    /// # Errors
+    /// The library's reason.
+    pub fn new() -> Result<NcclId, String> {
+        let (nccl, mut id) = (nccl()?, NcclId([0; 128]));
+        // SAFETY: the place is there to be written.
+        match unsafe { (nccl.new_id)(&raw mut id) } {
+            SUCCESS => Ok(id),
+            code => Err(nccl.told(code, ptr::null_mut())),
+        }
+    }
+}
+
+impl Cuda {
+    /// A stream for one group's collectives.
+    pub(crate) fn new_lane(&self) -> DeviceStream {
+        let stream = done(self.context.new_stream(), "making a stream");
+        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
+        streams.push(stream);
+        DeviceStream::Lane((streams.len() - 1 - DeviceStream::FIRST.len()) as u16)
+    }
+
+    /// What the stream has been asked for up to now, for any thread to look at.
+    pub(crate) fn record_end(&self, stream: DeviceStream) -> Event {
+        Event::Cuda(done(self.stream(stream).record_event(None), "recording an event"))
+    }
+
+    /// Has the calling thread ask this device.
+    pub(crate) fn bind(&self) {
+        // Of a device that has failed others tell.
+        let _ = self.context.bind_to_thread();
+    }
+
+    /// Waits until the stream is done, whatever has become of it.
+    pub(crate) fn finish(&self, stream: DeviceStream) {
+        // Of a device that has failed others tell.
+        let _ = self.stream(stream).synchronize();
+    }
+
+    /// From now on who waits for this device learns that what other ranks were to send does not come.
+    pub(crate) fn end_exchange(&self, reason: &str) {
+        let _ = self.ended.set(reason.to_owned());
+    }
+
+    /// To be called when the host has waited: it would use what has not come.
+    pub(super) fn check_exchange(&self) {
+        if let Some(reason) = self.ended.get() {
+            DeviceFailure::Ended { reason: reason.clone() }.raise();
+        }
+    }
+}
+
+/// Bytes at an address, for a rank or from it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NcclMessage {
+    pub(crate) peer: usize,
+    pub(crate) address: u64,
+    pub(crate) bytes: usize,
+}
+
+/// One rank's membership in a group.
+pub(crate) struct NcclCommunicator {
+    nccl: &'static Nccl,
+    /// None once it has been ended. Held by who calls the library, which takes one call at a time.
+    handle: Mutex<Option<SharedHandle>>,
+}
+
+impl fmt::Debug for NcclCommunicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NcclCommunicator")
+    }
+}
+
+#[derive(Clone, Copy)]
+struct SharedHandle(NcclHandle);
+
+// SAFETY: a communicator may be used by any thread, one at a time.
+unsafe impl Send for SharedHandle {}
+
+/// What a call met with that comes after the end.
+const ENDED: &str = "its communicator has been ended";
+
+impl NcclCommunicator {
+    /// Begins to join the group. Ready when all its ranks have.
+    pub(crate) fn join(cuda: &Cuda, id: NcclId, rank: usize, size: usize) -> Result<NcclCommunicator, String> {
+        let (nccl, mut handle) = (nccl()?, ptr::null_mut());
+        let mut settings = NcclSettings::without_waiting();
+        done(cuda.context.bind_to_thread(), "turning to the device");
+        // SAFETY: all are there for the call; the device is the thread's.
+        let code = unsafe { (nccl.init)(&raw mut handle, size as c_int, id, rank as c_int, &raw mut settings) };
+        match code {
+            SUCCESS | IN_PROGRESS => Ok(NcclCommunicator { nccl, handle: Mutex::new(Some(SharedHandle(handle))) }),
+            code => Err(nccl.told(code, ptr::null_mut())),
+        }
+    }
+
+    fn held(&self) -> MutexGuard<'_, Option<SharedHandle>> {
+        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn checked(&self, code: NcclCode, handle: NcclHandle) -> Result<(), String> {
+        if matches!(code, SUCCESS | IN_PROGRESS) { Ok(()) } else { Err(self.nccl.told(code, handle)) }
+    }
+
+    /// Whether what the last call has begun is under way on the device.
+    ///
+    /// # Errors
+    /// What it, or a message, has failed with; a communicator that has been ended.
+    pub(crate) fn is_ready(&self) -> Result<bool, String> {
+        let held = self.held();
+        let SharedHandle(handle) = held.ok_or(ENDED)?;
+        let mut state = SUCCESS;
+        // SAFETY: the handle is there, and nobody else uses it.
+        let asked = unsafe { (self.nccl.state)(handle, &raw mut state) };
+        self.checked(asked, handle)?;
+        self.checked(state, handle)?;
+        Ok(state == SUCCESS)
+    }
+
+    /// Begins to send and to receive, on a stream of the device.
+    ///
+    /// # Errors
+    /// The library's reason.
+    ///
+    /// # Safety
+    /// The addresses have the bytes until the stream is done with them.
+    pub(crate) unsafe fn exchange(
+        &self,
+        (cuda, stream): (&Cuda, DeviceStream),
+        sent: &[NcclMessage],
+        received: &[NcclMessage],
+    ) -> Result<(), String> {
+        let stream = cuda.stream(stream).cu_stream().cast::<c_void>();
+        let held = self.held();
+        let (nccl, SharedHandle(handle)) = (self.nccl, held.ok_or(ENDED)?);
+        // SAFETY: the caller's promise; the handle is there, and nobody else uses it.
+        unsafe {
+            let mut begun = self.checked((nccl.group_start)(), handle);
+            for &NcclMessage { peer, address, bytes } in sent {
+                let code = || (nccl.send)(address as *const c_void, bytes, BYTES, peer as c_int, handle, stream);
+                begun = begun.and_then(|()| self.checked(code(), handle));
+            }
+            for &NcclMessage { peer, address, bytes } in received {
+                let code = || (nccl.receive)(address as *mut c_void, bytes, BYTES, peer as c_int, handle, stream);
+                begun = begun.and_then(|()| self.checked(code(), handle));
+            }
+            // A group that was begun is ended, whatever became of it.
+            let ended = self.checked((nccl.group_end)(), handle);
+            begun.and(ended)
+        }
+    }
+
+    /// Ends what is under way. Any thread may, and again.
+    pub(crate) fn abort(&self) {
+        if let Some(SharedHandle(handle)) = self.held().take() {
+            // Nobody is left to be told of a failure.
+            // SAFETY: the handle is there, and nobody will use it any more.
+            let _ = unsafe { (self.nccl.abort)(handle) };
+        }
+    }
+
+    /// Leaves the group, when it has nothing under way. To be called until it is true.
+    ///
+    /// # Errors
+    /// The library's reason; then it is to be aborted.
+    pub(crate) fn has_left(&self, is_first_call: bool) -> Result<bool, String> {
+        if is_first_call {
+            let held = self.held();
+            let Some(SharedHandle(handle)) = *held else { return Ok(true) };
+            // SAFETY: the handle is there, and nobody else uses it.
+            self.checked(unsafe { (self.nccl.finalize)(handle) }, handle)?;
+        }
+        if !self.is_ready()? {
+            return Ok(false);
+        }
+        let Some(SharedHandle(handle)) = self.held().take() else { return Ok(true) };
+        // SAFETY: the handle is there, and nobody will use it any more.
+        self.checked(unsafe { (self.nccl.destroy)(handle) }, handle).map(|()| true)
+    }
+}

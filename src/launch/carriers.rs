@@ -1,0 +1,140 @@
+//! How what is in GPUs' memory goes from rank to rank: GPUs of one process copy from each other, NCCL carries it, or it goes
+//! by way of the host.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use guildhall_comm::{Communicator, DeviceCarrier, DeviceCarriers};
+use guildhall_tensor::{Device, EngineError, NcclId, NcclRank, find_nccl};
+
+use super::Launched;
+use super::backend::gpus;
+use crate::parallel::{self, Backend, NcclCarrier, Transport};
+
+/// The way that all ranks of a run take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DevicePath {
+    /// As the ranks' world does it: devices of one process copy from each other.
+    Own,
+    Nccl,
+    /// Where NCCL was to be taken, why it is not.
+    Host(Option<String>),
+}
+
+impl fmt::Display for DevicePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DevicePath::Own => f.write_str("from GPU to GPU"),
+            DevicePath::Nccl => f.write_str("by NCCL"),
+            DevicePath::Host(_) => f.write_str("by way of the host"),
+        }
+    }
+}
+
+/// GPUs that NCCL would find here.
+///
+/// # Errors
+/// Why it finds none.
+fn reached_by_nccl() -> Result<usize, EngineError> {
+    find_nccl()?;
+    gpus().map(|gpus| gpus.len())
+}
+
+/// What a process tells the others of it: a number of GPUs, or what is missing. Nothing, where nobody asks.
+pub(super) fn told(config: &parallel::Config) -> String {
+    match is_wanted(config) {
+        true => {
+            reached_by_nccl().map_or_else(|missing| missing.to_string().replace('\n', " "), |gpus| gpus.to_string())
+        }
+        false => String::new(),
+    }
+}
+
+fn is_wanted(config: &parallel::Config) -> bool {
+    config.backend == Backend::Cuda && config.transport != Transport::Host && config.ranks > 1
+}
+
+/// The way of ranks of which each is a process, by node and by what each has told.
+///
+/// # Errors
+/// If NCCL is wanted, and why it cannot be had.
+pub(super) fn between_processes(config: &parallel::Config, places: &[(&str, &str)]) -> Result<DevicePath, String> {
+    if !is_wanted(config) {
+        return Ok(if config.backend == Backend::Cuda { DevicePath::Host(None) } else { DevicePath::Own });
+    }
+    let trouble = |(rank, &(node, told)): (usize, &(&str, &str))| match told.parse::<usize>() {
+        Err(_) => Some(format!("rank {rank}: {told}")),
+        Ok(gpus) => {
+            let ranks = places.iter().filter(|place| place.0 == node).count();
+            (ranks > gpus).then(|| {
+                format!("rank {rank} is one of {ranks} on a node that has {gpus} GPUs, and NCCL takes one for each")
+            })
+        }
+    };
+    match places.iter().enumerate().find_map(trouble) {
+        None => Ok(DevicePath::Nccl),
+        Some(why) if config.transport == Transport::Nccl => {
+            Err(format!("parallel.transport = \"nccl\": {why}; \"host\" needs neither"))
+        }
+        Some(why) => Ok(DevicePath::Host(Some(why))),
+    }
+}
+
+/// Whether ranks that are threads can have the way that the recipe wants.
+///
+/// # Errors
+/// If NCCL is wanted, and why it cannot be had.
+pub(super) fn within_a_process(config: &parallel::Config) -> Result<DevicePath, String> {
+    match (config.backend, config.transport) {
+        (Backend::Cuda, Transport::Nccl) if config.ranks > 1 => {
+            let told = told(config);
+            between_processes(config, &vec![("here", told.as_str()); config.ranks])
+        }
+        (Backend::Cpu, _) | (_, Transport::Auto | Transport::Nccl) => Ok(DevicePath::Own),
+        (_, Transport::Host) => Ok(DevicePath::Host(None)),
+    }
+}
+
+/// Whether ranks of this process can have the way that the recipe wants.
+///
+/// # Errors
+/// If NCCL is wanted, and why it cannot be had.
+pub fn transport_is_here(config: &parallel::Config) -> Result<(), String> {
+    match Launched::here() {
+        // Processes find out together.
+        Some(_) => Ok(()),
+        None => within_a_process(config).map(drop),
+    }
+}
+
+/// Has NCCL carry what is in the memory of `device`, until [`Communicator::carry_by`] says otherwise. Collective.
+///
+/// # Errors
+/// Why it does not.
+pub(super) fn carry(world: &Arc<dyn Communicator>, device: &Arc<Device>, timeout: Duration) -> Result<(), String> {
+    let told: Weak<dyn Communicator> = Arc::downgrade(world);
+    let tell = move |reason: &str| told.upgrade().iter().for_each(|world| world.abort(reason));
+    let rank = NcclRank::new(device, timeout, tell).map_err(|missing| missing.to_string())?;
+    let carries = world.carry_by(Some(Arc::new(NcclCarriers(rank)))).map_err(|error| error.to_string())?;
+    assert!(carries, "worlds whose ranks take NCCL have it carry");
+    Ok(())
+}
+
+/// NCCL's groups of a rank, opened for groups of ranks.
+struct NcclCarriers(NcclRank);
+
+impl DeviceCarriers for NcclCarriers {
+    fn open(&self, group: &Arc<dyn Communicator>) -> Result<Arc<dyn DeviceCarrier>, String> {
+        let (rank, size) = (group.rank(), group.size());
+        // A world of one asks nobody.
+        let id = if rank == 0 && size > 1 { NcclId::new()? } else { NcclId([0; 128]) };
+        let id = group.broadcast(0, id.0.to_vec()).map_err(|error| error.to_string())?.into_u8();
+        let id = NcclId(id.try_into().expect("as long as it was sent"));
+        Ok(Arc::new(NcclCarrier(self.0.join(id, rank, size)?)))
+    }
+
+    fn end(&self, reason: &str) {
+        self.0.end(reason);
+    }
+}
