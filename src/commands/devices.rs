@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use guildhall_tensor::{CudaDevice, cuda_devices, find_compiler, instruction_sets};
+use guildhall_tensor::{CudaDevice, cuda_devices, find_compiler, find_nccl, instruction_sets};
 
 use super::{CommandFailure, print};
 use crate::launch;
@@ -30,7 +30,12 @@ fn about(backend: Backend) -> String {
             let compiler = find_compiler().map(|compiler| compiler.version).unwrap_or_default();
             format!("kernels compiled by {compiler}, each held against the CPU's: for tests")
         }
-        Backend::Cuda => cuda_devices().unwrap_or_default().iter().map(told).collect::<Vec<_>>().join("; "),
+        Backend::Cuda => {
+            let devices = cuda_devices().unwrap_or_default();
+            let nccl =
+                find_nccl().map_or_else(|missing| format!("without NCCL: {missing}"), |()| "with NCCL".to_owned());
+            format!("{}; {nccl}", devices.iter().map(told).collect::<Vec<_>>().join("; "))
+        }
     }
 }
 

@@ -1,7 +1,32 @@
 //! What a run says of the nodes of its ranks, and of the links between them.
 
 use crate::config::Config;
-use crate::parallel::{AllToAll, Axis, ExpertTable, Nodes};
+use crate::launch::DevicePath;
+use crate::parallel::{AllToAll, Axis, Backend, ExpertTable, Nodes, Transport};
+
+/// How what GPUs send each other goes, if there are any.
+pub(super) fn path(config: &Config, path: &DevicePath) -> String {
+    let are_there = config.parallel.backend == Backend::Cuda && config.parallel.ranks > 1;
+    if are_there { format!(", GPUs' memory {path}") } else { String::new() }
+}
+
+/// Why that is not the way it was to be.
+pub(super) fn path_notice(config: &Config, path: &DevicePath) -> Option<String> {
+    let (backend, transport) = (config.parallel.backend, config.parallel.transport);
+    match path {
+        DevicePath::Host(Some(why)) => {
+            Some(format!("what is in GPUs' memory goes from rank to rank {path}, which is slow: {why}"))
+        }
+        DevicePath::Own if transport == Transport::Nccl => {
+            let backend = backend.name();
+            Some(format!(
+                "parallel.transport = \"nccl\" has nothing to carry: parallel.backend = {backend:?}, with {} ranks",
+                config.parallel.ranks
+            ))
+        }
+        _ => None,
+    }
+}
 
 /// How ranks lie on nodes, and how what they send each other goes from one to another; nothing of a single one.
 pub(super) fn header(config: &Config, nodes: &Nodes) -> String {

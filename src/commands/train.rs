@@ -22,7 +22,7 @@ use crate::launch::{Joined, Launched, Process, RunFailure};
 use crate::memory::{self, RecomputeMode, RecomputedOp};
 use crate::metrics::{self, Status, Summary, median_tokens_per_s, peak_rss_mb};
 use crate::moe::Routings;
-use crate::parallel::{Migrate, Nodes, PerLayer};
+use crate::parallel::{Migrate, PerLayer};
 use crate::train::{self, Begun, Data, Job, Outcome, StopKind};
 use crate::{checkpoint, report};
 
@@ -95,7 +95,8 @@ pub fn conduct(
     if speaks {
         notice.iter().for_each(|notice| say(&format!("note: {notice}")));
         nodes::notices(&job.config, process.nodes()).iter().for_each(|notice| say(&format!("note: {notice}")));
-        say_plan(&plan, &job, process.nodes());
+        nodes::path_notice(&job.config, process.path()).iter().for_each(|notice| say(&format!("note: {notice}")));
+        say_plan(&plan, &job, process);
         blocks.iter().for_each(|found| say(&format!("products {}", found.told())));
         say_routings(&job.config, &routings);
         anew.iter().for_each(|anew| say(&format!("note: {anew}")));
@@ -204,8 +205,8 @@ fn check_vocabulary(source: &checkpoint::OpenCheckpoint, data: &Data) -> Result<
 }
 
 /// What will be done, before it is.
-fn say_plan(plan: &Forecast, job: &Job, nodes: &Nodes) {
-    let (config, model) = (&job.config, &job.config.model);
+fn say_plan(plan: &Forecast, job: &Job, process: &Process) {
+    let (config, model, nodes) = (&job.config, &job.config.model, process.nodes());
     let experts = match &config.moe {
         Some(moe) => format!(", {} experts, top-{}", moe.experts, moe.top_k),
         None => String::new(),
@@ -221,7 +222,8 @@ fn say_plan(plan: &Forecast, job: &Job, nodes: &Nodes) {
     if let train::Start::Weights(source) = &job.start {
         say(&format!("init     the weights of {}, a fresh optimizer", source.folder.display()));
     }
-    say(&format!("mesh     {}{}", mesh(config), nodes::header(config, nodes)));
+    let path = nodes::path(config, process.path());
+    say(&format!("mesh     {}{}{path}", mesh(config), nodes::header(config, nodes)));
     nodes::links(config).iter().for_each(|link| say(&format!("link     {link}")));
     let causes = Cause::ALL.iter().map(|&cause| (cause.name(), plan.cost.at_peak.of(cause))).filter(|(_, n)| *n > 0);
     let causes: Vec<String> = causes.map(|(name, n)| format!("{name} {}", bytes(n))).collect();

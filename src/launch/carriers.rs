@@ -5,8 +5,8 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use guildhall_comm::{Communicator, DeviceCarrier, DeviceCarriers};
-use guildhall_tensor::{Device, EngineError, NcclId, NcclRank, find_nccl};
+use guildhall_comm::{Communicator, DeviceCarrier, DeviceCarriers, Error};
+use guildhall_tensor::{Device, DeviceFailure, EngineError, NcclId, NcclRank, find_nccl};
 
 use super::Launched;
 use super::backend::gpus;
@@ -68,7 +68,7 @@ pub(super) fn between_processes(config: &parallel::Config, places: &[(&str, &str
         Ok(gpus) => {
             let ranks = places.iter().filter(|place| place.0 == node).count();
             (ranks > gpus).then(|| {
-                format!("rank {rank} is one of {ranks} on a node that has {gpus} GPUs, and NCCL takes one for each")
+                format!("rank {rank} is one of {ranks} on a node, whose GPUs are {gpus}, and NCCL takes one for each")
             })
         }
     };
@@ -112,11 +112,20 @@ pub fn transport_is_here(config: &parallel::Config) -> Result<(), String> {
 ///
 /// # Errors
 /// Why it does not.
-pub(super) fn carry(world: &Arc<dyn Communicator>, device: &Arc<Device>, timeout: Duration) -> Result<(), String> {
+pub(super) fn carry(
+    world: &Arc<dyn Communicator>,
+    device: &Arc<Device>,
+    timeout: Duration,
+) -> Result<(), DeviceFailure> {
+    let broken = |reason: String| DeviceFailure::Broken { what: "joining the others".to_owned(), reason };
     let told: Weak<dyn Communicator> = Arc::downgrade(world);
     let tell = move |reason: &str| told.upgrade().iter().for_each(|world| world.abort(reason));
-    let rank = NcclRank::new(device, timeout, tell).map_err(|missing| missing.to_string())?;
-    let carries = world.carry_by(Some(Arc::new(NcclCarriers(rank)))).map_err(|error| error.to_string())?;
+    let rank = NcclRank::new(device, timeout, tell).map_err(|missing| broken(missing.to_string()))?;
+    let carries = world.carry_by(Some(Arc::new(NcclCarriers(rank)))).map_err(|error| match error {
+        Error::Aborted { .. } => DeviceFailure::Ended { reason: error.to_string() },
+        Error::Transport { detail, .. } => broken(detail),
+        error => broken(error.to_string()),
+    })?;
     assert!(carries, "worlds whose ranks take NCCL have it carry");
     Ok(())
 }

@@ -22,7 +22,7 @@ pub trait Tellable: Display + Send {
 pub struct RunFailure<K> {
     /// The rank that began it.
     pub rank: usize,
-    /// Absent where it could not say: it panicked, or was lost.
+    /// Absent where it could not say: it had not begun, panicked, or was lost.
     pub kind: Option<K>,
     pub text: String,
 }
@@ -70,7 +70,10 @@ impl<K: Serialize + DeserializeOwned> Ending<K> {
                 is_consequence: error.is_consequence(),
                 text: failure.to_string(),
             },
-            Err(failure) => Ending::Failed { kind: None, is_consequence: false, text: failure.to_string() },
+            Err(failure) => {
+                let is_consequence = matches!(failure, Failure::Unequipped { lack, .. } if lack.is_consequence);
+                Ending::Failed { kind: None, is_consequence, text: failure.to_string() }
+            }
         }
     }
 

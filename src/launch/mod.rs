@@ -138,6 +138,10 @@ pub fn first_cause<T, E>(
             Err(failure) => failures.push(failure),
         }
     }
-    let is_caused = |failure: &Failure<E>| matches!(failure, Failure::Returned(error) if is_consequence(error));
+    let is_caused = |failure: &Failure<E>| match failure {
+        Failure::Returned(error) => is_consequence(error),
+        Failure::Unequipped { lack, .. } => lack.is_consequence,
+        Failure::Panicked { .. } => false,
+    };
     ending::cause(failures, is_caused).map_or(Ok(values), Err)
 }

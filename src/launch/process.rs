@@ -11,7 +11,7 @@ use std::time::Duration;
 use guildhall_comm::control::{ControlLane, Received, Signal, mailbox};
 use guildhall_comm::threads::{self, Options};
 use guildhall_comm::wrap::{Agreement, Carried, OnHost, Patience};
-use guildhall_comm::{Clock, Communicator, Failure, SystemClock};
+use guildhall_comm::{Clock, Communicator, Failure, Lack, SystemClock};
 use guildhall_tensor::{Blocking, DeviceFailure, on_device};
 
 use super::carriers::{DevicePath, between_processes, carry, told, within_a_process};
@@ -309,8 +309,11 @@ impl Process {
                 }
                 result
             };
-            // A failure of a device that `f` has not made its own error of ends the rank as a panic would.
-            on_device(work).unwrap_or_else(|failure: DeviceFailure| resume_unwind(Box::new(failure.to_string())))
+            // What `f` has not made its own error of is met with before it.
+            on_device(work).unwrap_or_else(|failure: DeviceFailure| {
+                let is_consequence = matches!(failure, DeviceFailure::Ended { .. });
+                resume_unwind(Box::new(Lack { reason: failure.to_string(), is_consequence }))
+            })
         })
     }
 
@@ -326,9 +329,7 @@ impl Process {
             if matches!(self.path, DevicePath::Host(_)) { OnHost::wrap(world.clone()) } else { world.clone() };
         let rank = rank_of(of_path, config, &self.nodes, (threads, self.blocking), facts);
         if self.path == DevicePath::Nccl {
-            carry(world, &rank.device, self.timeout).unwrap_or_else(|reason| {
-                DeviceFailure::Broken { what: "joining the others".to_owned(), reason }.raise()
-            });
+            carry(world, &rank.device, self.timeout).unwrap_or_else(|failure| failure.raise());
         }
         rank
     }

@@ -233,6 +233,7 @@ EXPORT Code ncclGroupEnd() {
         bool is_done;
     };
     auto parts = std::make_shared<std::vector<Part>>();
+    driver<FakeCount>("fake_count")("groups by NCCL", 1);
     auto count = driver<FakeCount>("fake_count");
     for (Message& message : all) {
         if (message.communicator != of || message.stream != all[0].stream) fake::misuse("a group of several communicators");

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::LazyLock;
 use std::{env, fs};
 
-use guildhall_tensor::{Device, find_compiler};
+use guildhall_tensor::{Device, find_compiler, find_nccl};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -143,7 +143,14 @@ fn a_gpu_is_listed_with_what_it_is() {
     let shop = Workshop::new();
     let told = succeeds(&shop, &[("DEVICES", "2")], "devices").0.out;
     let one = "Fake GPU, 1 GiB, compute capability 9.0";
-    assert!(told.contains(&format!("cuda       ready    {one}; {one}\n")), "{told}");
+    assert!(told.contains(&format!("cuda       ready    {one}; {one}; with NCCL\n")), "{told}");
+    if find_nccl().is_err() {
+        let told =
+            beside(&shop, &only(&shop, &["libcuda.so.1", "libnvrtc.so.13", "libcublas.so.13"]), &[], "devices").out;
+        assert!(told.contains("without NCCL: libnccl.so.2 is not to be found: install NCCL 2.18 or later"), "{told}");
+        let old = with(&shop, &[("NCCL", "21700")], "devices").out;
+        assert!(old.contains("without NCCL: libnccl.so.2 is version 21700: install NCCL 2.18"), "{old}");
+    }
 }
 
 /// Every library at once, and each with where to get it. Before anything is done.
@@ -236,6 +243,41 @@ fn nccl_carries_what_gpus_send_each_other() {
     by_nccl("--set parallel.zero=3 --set train.dtype=bf16", ROUNDING_BF16);
 }
 
+/// Who wants NCCL is told why it is not to be had.
+#[test]
+fn nccl_takes_a_gpu_for_each_rank() {
+    let shop = Workshop::new();
+    let train = format!("train {RECIPE} --backend cuda --ranks 2 --set parallel.transport=nccl");
+    let wanted = "parallel.transport = \"nccl\": rank 0";
+    with(&shop, &[], &train)
+        .failed(2, &[wanted, "is one of 2 on a node, whose GPUs are 1, and NCCL takes one for each"]);
+    with(&shop, &[("DEVICES", "2"), ("NCCL", "21700")], &train).failed(2, &[wanted, "is version 21700"]);
+    assert!(!shop.path(RUN).exists(), "a folder of a run that was refused");
+    let on_cpu = shop.succeeds(&format!("train {RECIPE} --ranks 2 --set parallel.transport=nccl --set train.steps=1"));
+    assert!(
+        on_cpu.err.contains("note: parallel.transport = \"nccl\" has nothing to carry: parallel.backend = \"cpu\""),
+        "{}",
+        on_cpu.err
+    );
+    let report = check_training("--ranks 2 --set parallel.transport=host", &[("DEVICES", "2")], ROUNDING);
+    assert_eq!(["bytes by NCCL", "bytes from other devices"].map(|what| count(&report, what)), [0, 0]);
+}
+
+/// Whatever NCCL meets with, all ranks end, and the run goes on from its checkpoint.
+#[test]
+fn ranks_outlive_a_failure_of_nccl() {
+    let two = |fail: &'static str| [("DEVICES", "2"), ("FAIL", fail)];
+    let by_nccl = "--ranks 2 --set parallel.transport=nccl --set parallel.timeout_s=2";
+    let shop = Workshop::new();
+    let begin = format!("train {RECIPE} --backend cuda {by_nccl}");
+    with(&shop, &two("nccl:init:1"), &begin).failed(1, &["rank", "joining the others", "unhandled system error"]);
+    let whole = [("DEVICES", "2")];
+    check_failure_of((by_nccl, &whole), &two("nccl:group:27"), &["NCCL: unhandled system error"]);
+    // A message that never comes.
+    let waits = "its GPU has waited for";
+    check_failure_of((by_nccl, &whole), &two("nccl:stop:27"), &[waits, "for what other ranks were to send"]);
+}
+
 /// A GPU that is too old is there for others, wherever it is.
 #[test]
 fn ranks_compute_on_gpus_that_are_new_enough() {
@@ -272,16 +314,22 @@ fn a_gpu_evaluates_and_generates() {
 /// A run that ends after step 2, whatever failed: the message, and the undisturbed losses when it goes on.
 #[track_caller]
 fn check_failure(options: &str, settings: &[(&str, &str)], words: &[&str]) {
+    check_failure_of((options, &[]), settings, &[&["rank "], words].concat());
+}
+
+/// The same on a machine with these settings.
+#[track_caller]
+fn check_failure_of((options, whole): (&str, &[(&str, &str)]), settings: &[(&str, &str)], words: &[&str]) {
     let shop = Workshop::new();
     let train = |run: &str, rest: &str| {
         let small = "--set train.eval_every=4 --set train.checkpoint_every=2";
         format!("train {RECIPE} --backend cuda {small} --set run.dir=runs/{run} {options} {rest}")
     };
-    succeeds(&shop, &[], &train("whole", "--set train.steps=4"));
+    succeeds(&shop, whole, &train("whole", "--set train.steps=4"));
     let told = with(&shop, settings, &train("broken", "--set train.steps=4"));
-    told.failed(1, &[&["rank ", "--resume continues from"], words].concat());
+    told.failed(1, &[&["--resume continues from"], words].concat());
     assert_eq!(damage(&shop.checkpoint("runs/broken", 2)), None, "{settings:?}");
-    succeeds(&shop, &[], &train("broken", "--set train.steps=4 --resume"));
+    succeeds(&shop, whole, &train("broken", "--set train.steps=4 --resume"));
     let [whole, broken] = ["whole", "broken"].map(|run| numbers(&shop, &format!("runs/{run}")));
     assert_eq!(broken, whole, "{settings:?}");
 }

@@ -9,6 +9,16 @@ pub enum Failure<E> {
     Returned(E),
     /// Its closure panicked.
     Panicked { rank: usize, message: String },
+    /// It had not what it was to work with.
+    Unequipped { rank: usize, lack: Lack },
+}
+
+/// What a rank lacks: who makes a rank's equipment unwinds with it ([`std::panic::resume_unwind`]).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lack {
+    pub reason: String,
+    /// Whether another rank's failure was the cause.
+    pub is_consequence: bool,
 }
 
 impl<E: fmt::Display> fmt::Display for Failure<E> {
@@ -16,6 +26,7 @@ impl<E: fmt::Display> fmt::Display for Failure<E> {
         match self {
             Failure::Returned(error) => error.fmt(f),
             Failure::Panicked { rank, message } => write!(f, "rank {rank} panicked: {message}"),
+            Failure::Unequipped { rank, lack } => write!(f, "rank {rank}: {}", lack.reason),
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::Communicator;
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
-use crate::failure::Failure;
+use crate::failure::{Failure, Lack};
 use crate::operation::{Completed, Request, Summation};
 use crate::pending::{InFlight, Pending};
 use crate::rendezvous::{Fate, Lane, Rendezvous};
@@ -93,7 +93,7 @@ fn run_rank<T, E: fmt::Display>(
     // The world is aborted on a panic, and nothing `f` touched is used afterwards by this thread.
     let result = match catch_unwind(AssertUnwindSafe(|| f(comm.clone()))) {
         Ok(result) => result.map_err(Failure::Returned),
-        Err(panic) => Err(Failure::Panicked { rank: comm.rank(), message: panic_message(panic.as_ref()) }),
+        Err(panic) => Err(thrown(comm.rank(), panic)),
     };
     if let Err(failure) = &result {
         comm.abort(&failure.to_string());
@@ -102,8 +102,15 @@ fn run_rank<T, E: fmt::Display>(
 }
 
 fn join_rank<T, E>((rank, handle): RankHandle<'_, T, E>) -> Result<T, Failure<E>> {
-    let panicked = |panic: Box<dyn Any + Send>| Failure::Panicked { rank, message: panic_message(panic.as_ref()) };
-    handle.join().map_err(panicked).flatten()
+    handle.join().map_err(|panic| thrown(rank, panic)).flatten()
+}
+
+/// What a rank has unwound with.
+fn thrown<E>(rank: usize, thrown: Box<dyn Any + Send>) -> Failure<E> {
+    match thrown.downcast::<Lack>() {
+        Ok(lack) => Failure::Unequipped { rank, lack: *lack },
+        Err(panic) => Failure::Panicked { rank, message: panic_message(panic.as_ref()) },
+    }
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {

@@ -77,6 +77,8 @@ pub struct NcclGroup {
     watch: Arc<NcclWatch>,
     /// None of one rank, who sends nothing.
     state: Option<Arc<NcclState>>,
+    /// All ranks have joined, and leave it together.
+    is_connected: bool,
     stream: DeviceStream,
     rank: usize,
     size: usize,
@@ -141,9 +143,10 @@ impl NcclRank {
                 Some(state)
             }
         };
-        let group = NcclGroup { device, watch, state, stream, rank, size };
+        let mut group = NcclGroup { device, watch, state, is_connected: false, stream, rank, size };
         group.ready()?;
         group.connect()?;
+        group.is_connected = true;
         Ok(group)
     }
 
@@ -353,7 +356,8 @@ impl Drop for NcclGroup {
             Ok::<_, String>(())
         };
         // Of what failed nobody is left to be told.
-        let _ = if thread::panicking() { Ok(Ok(())) } else { on_device(leave) };
+        let is_well = self.is_connected && self.watch.check().is_ok() && !thread::panicking();
+        let _ = is_well.then(|| on_device(leave));
         state.communicator.abort();
         lock(&self.watch.groups).groups.retain(|group| !Arc::ptr_eq(group, &state));
     }
