@@ -1,6 +1,7 @@
 //! The engine of NVIDIA's GPUs without one: the real program beside libraries that stand for the driver, NVRTC and cuBLAS
 //! (`tests/fake_cuda/`), whose driver is as late as a device may be, notices what is misused and fails where it is told to.
 
+use std::ffi::OsString;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +15,7 @@ use sha2::{Digest, Sha256};
 use crate::program::{Finished, RECIPE, RUN, Workshop, damage, finished, hexadecimal};
 
 /// As of other backends (`backends.rs`).
-const ROUNDING: f64 = 1e-5;
+pub(crate) const ROUNDING: f64 = 1e-5;
 const ROUNDING_BF16: f64 = 1.0 / 256.0;
 
 /// What programs exit with that the driver ended.
@@ -74,14 +75,27 @@ fn only(shop: &Workshop, libraries: &[&str]) -> PathBuf {
 
 /// The program on a machine with these libraries and settings of `FAKE_CUDA_...`.
 fn beside(shop: &Workshop, libraries: &Path, settings: &[(&str, &str)], arguments: &str) -> Finished {
-    let (mut command, kept) = (shop.command(arguments), env::home_dir().unwrap().join(".cache/guildhall"));
-    // What is kept for this GPU is of use to nobody else.
-    command.env("HOME", home(shop, &kept)).env("LD_LIBRARY_PATH", libraries).env("FAKE_CUDA_KERNELS", kept);
-    command.env("FAKE_CUDA_REPORT", shop.path("report.json"));
-    command.envs(settings.iter().map(|(name, value)| (format!("FAKE_CUDA_{name}"), value)));
+    let mut command = shop.command(arguments);
+    command.envs(machine(shop, libraries, settings)).env("FAKE_CUDA_REPORT", shop.path("report.json"));
     let finished = finished(command.output().unwrap());
     assert_ne!(finished.code, Some(MISUSED), "{arguments}: {}", finished.err);
     finished
+}
+
+/// What is set on such a machine.
+fn machine(shop: &Workshop, libraries: &Path, settings: &[(&str, &str)]) -> Vec<(String, OsString)> {
+    let kept = env::home_dir().unwrap().join(".cache/guildhall");
+    let settings = settings.iter().map(|(name, value)| (format!("FAKE_CUDA_{name}"), OsString::from(value)));
+    // What is kept for this GPU is of use to nobody else.
+    let home = [("HOME".to_owned(), home(shop, &kept).into()), ("FAKE_CUDA_KERNELS".to_owned(), kept.into())];
+    settings.chain(home).chain([("LD_LIBRARY_PATH".to_owned(), libraries.into())]).collect()
+}
+
+/// The same, for a shell.
+#[cfg(feature = "mpi")]
+pub(crate) fn exported(shop: &Workshop, settings: &[(&str, &str)]) -> String {
+    let set = machine(shop, &FAKE, settings).into_iter();
+    set.map(|(name, value)| format!("export {name}='{}'; ", value.display())).collect()
 }
 
 /// A home with the kernels of the simulated device, so that nobody makes them again.
@@ -112,13 +126,13 @@ fn succeeds(shop: &Workshop, settings: &[(&str, &str)], arguments: &str) -> (Fin
 }
 
 /// Losses and gradient norms of a run.
-fn numbers(shop: &Workshop, run: &str) -> Vec<f64> {
+pub(crate) fn numbers(shop: &Workshop, run: &str) -> Vec<f64> {
     let all = ["loss", "grad_norm"].map(|field| shop.series(run, field)).concat();
     all.iter().map(|number| number.as_f64().expect("a number")).collect()
 }
 
 #[track_caller]
-fn assert_near(what: &str, got: &[f64], want: &[f64], tolerance: f64) {
+pub(crate) fn assert_near(what: &str, got: &[f64], want: &[f64], tolerance: f64) {
     let is_near = got.iter().zip(want).all(|(got, want)| (got - want).abs() <= tolerance * want.abs());
     assert!(is_near && got.len() == want.len() && !got.is_empty(), "{what}: {got:?} instead of {want:?}");
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use crate::cuda::{ROUNDING, assert_near, exported, numbers};
 use crate::program::{Finished, PROGRAM, RECIPE, Running, Workshop, send_signal, wait_until};
 use crate::replicas::{COMPARED, KEPT, flip_in_memory, kept_values};
 
@@ -62,6 +63,33 @@ fn processes_train_to_the_bits_of_threads() {
         assert_eq!(sent("processes"), sent("threads"), "{ranks} ranks, {mesh}");
         assert_eq!(finished.err.matches("done ").count(), 1, "one rank speaks: {}", finished.err);
     }
+}
+
+/// Processes whose ranks have a GPU each, and such as share one.
+#[test]
+fn gpus_of_processes_exchange_by_nccl_or_the_host() {
+    let shop = Workshop::new();
+    let options = "--ranks 2 --set parallel.expert=2 --set train.steps=2";
+    shop.succeeds(&format!("train {RECIPE} {options} --set run.dir=threads"));
+    let on_gpus = |devices: &str, options: &str| {
+        let machine = exported(&shop, &[("DEVICES", devices)]);
+        let train = format!("{PROGRAM} train {RECIPE} --backend cuda {options} --set run.dir=gpus-{devices}");
+        shop.start_shell(&format!("{machine}{TOLD} exec $MPIRUN -n 2 {train}")).wait()
+    };
+    for (devices, told) in [("2", "GPUs' memory by NCCL"), ("1", "GPUs' memory by way of the host")] {
+        let finished = on_gpus(devices, options);
+        assert!(finished.code == Some(0) && finished.err.contains(told), "{devices} GPUs: {}", finished.err);
+        assert_near(told, &numbers(&shop, &format!("gpus-{devices}")), &numbers(&shop, "threads"), ROUNDING);
+        let few = "goes from rank to rank by way of the host, which is slow: rank 0 is one of 2 on a node";
+        assert_eq!(finished.err.contains(few), devices == "1", "{}", finished.err);
+    }
+    let wanted = format!("{options} --set parallel.transport=nccl");
+    is_refused(&on_gpus("1", &wanted), "parallel.transport = \"nccl\": rank 0 is one of 2 on a node");
+    // One process ends while the other waits on its GPU.
+    let machine = exported(&shop, &[("DEVICES", "2"), ("FAIL", "nccl:group:20")]);
+    let train = format!("{PROGRAM} train {RECIPE} --backend cuda --ranks 2 --set run.dir=broken");
+    let broken = shop.start_shell(&format!("{machine}{TOLD} exec $MPIRUN -n 2 {train}")).wait();
+    assert!(broken.code != Some(0) && broken.err.contains("NCCL: unhandled system error"), "{}", broken.err);
 }
 
 /// Whichever process ends first says why; the launcher may then end the others before they do.
