@@ -13,7 +13,7 @@ use crate::train;
 
 /// Refuses a backend that is not here, and more ranks than can run here.
 pub(super) fn here(config: &Config) -> Result<(), CommandFailure> {
-    launch::is_here(config.parallel.backend).map_err(CommandFailure::request)?;
+    launch::is_here(config.parallel.backend, 1).map_err(CommandFailure::request)?;
     let ranks = config.parallel.ranks;
     if ranks <= launch::RANKS_MAX {
         return Ok(());

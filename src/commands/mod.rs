@@ -3,6 +3,7 @@
 mod audit;
 mod bench;
 mod blocking;
+mod ceilings;
 mod convert;
 mod decoding;
 mod devices;
@@ -17,6 +18,7 @@ mod kept_scores;
 mod machine;
 mod nodes;
 mod plan;
+mod plan_figures;
 mod plan_recorded;
 mod prepare;
 mod report;

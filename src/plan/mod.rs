@@ -24,7 +24,7 @@ mod together;
 pub use crate::memory::Offload;
 pub use crate::parallel::collectives::RowCounts;
 pub use books::{Bytes, Messages, ModelPart, PlannedTraffic, When, traffic};
-pub use devices::{LinkSpeed, Machine, names};
+pub use devices::{FigureOrigin, FigureOrigins, LinkSpeed, Machine, names};
 pub use layout::{CondensedRows, LayerTable, Layout, Load, RankRows, RecomputePolicy, Task};
 pub use links::message;
 pub use recorded::{Recorded, RecordedFiles};

@@ -43,6 +43,8 @@ const OLDEST: (i32, i32) = (8, 0);
 /// A GPU of this machine.
 #[derive(Clone, Debug)]
 pub struct CudaDevice {
+    /// Its place among all.
+    pub number: usize,
     pub name: String,
     /// Compute capability.
     pub capability: (i32, i32),
@@ -54,6 +56,15 @@ impl CudaDevice {
     /// Whether it has what kernels need.
     pub fn is_new_enough(&self) -> bool {
         self.capability >= OLDEST
+    }
+
+    /// Bytes of its memory that nobody has taken, beside what the driver takes to look.
+    ///
+    /// # Errors
+    /// If the driver finds fault.
+    pub fn free_bytes(&self) -> Result<usize, EngineError> {
+        let context = CudaContext::new(self.number).map_err(|error| failed("opening the device", error))?;
+        Ok(context.mem_get_info().map_err(|error| failed("asking for free memory", error))?.0)
     }
 }
 
@@ -68,18 +79,22 @@ pub fn cuda_devices() -> Result<Vec<CudaDevice>, EngineError> {
         Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => 0,
         count => count.map_err(|error| failed("counting devices", error))?,
     };
-    let about = |number: i32| -> Result<CudaDevice, DriverError> {
-        let device = result::device::get(number)?;
-        // SAFETY: the driver gave the device.
-        let [bytes, major, minor] = unsafe {
-            let attribute = |which| result::device::get_attribute(device, which);
-            let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-            let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-            [result::device::total_mem(device)?, major as usize, minor as usize]
-        };
-        Ok(CudaDevice { name: result::device::get_name(device)?, capability: (major as i32, minor as i32), bytes })
-    };
     (0..count).map(about).collect::<Result<_, _>>().map_err(|error| failed("looking at devices", error))
+}
+
+/// The GPU of this number, without a look at the others.
+fn about(number: i32) -> Result<CudaDevice, DriverError> {
+    result::init()?;
+    let device = result::device::get(number)?;
+    // SAFETY: the driver gave the device.
+    let [bytes, major, minor] = unsafe {
+        let attribute = |which| result::device::get_attribute(device, which);
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        [result::device::total_mem(device)?, major as usize, minor as usize]
+    };
+    let (name, capability) = (result::device::get_name(device)?, (major as i32, minor as i32));
+    Ok(CudaDevice { number: number as usize, name, capability, bytes })
 }
 
 /// The loader panics where a library is missing; so they are looked for before.
@@ -183,10 +198,13 @@ impl Drop for BlasHandle {
 impl Cuda {
     /// The GPU of this number, with kernels made from `sources`.
     pub(super) fn new(number: usize, sources: &[KernelSource]) -> Result<Cuda, EngineError> {
-        let devices = cuda_devices()?;
-        let count = devices.len();
-        let CudaDevice { name, capability, .. } =
-            devices.into_iter().nth(number).ok_or(EngineError::NoDevice { number, count })?;
+        find_libraries()?;
+        let CudaDevice { name, capability, .. } = match about(number as i32) {
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE | sys::CUresult::CUDA_ERROR_INVALID_DEVICE)) => {
+                return Err(EngineError::NoDevice { number, count: cuda_devices()?.len() });
+            }
+            found => found.map_err(|error| failed("looking at devices", error))?,
+        };
         let (major, minor) = capability;
         if capability < OLDEST {
             return Err(EngineError::TooOld { name, major, minor });
