@@ -16,6 +16,7 @@ mod recipe;
 mod recorded;
 mod script;
 mod search;
+mod sent;
 mod settings;
 mod step;
 mod time;

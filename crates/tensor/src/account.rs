@@ -43,7 +43,8 @@ impl Cause {
     }
 }
 
-/// Live and peak bytes of one device. The counts are of live tensors; memory waiting for reuse is not live.
+/// Live and peak bytes of one device. The counts are of live tensors, and of what collectives of devices add up in; memory
+/// waiting for reuse is not live.
 #[derive(Debug)]
 pub struct Account {
     current: AtomicU8,
@@ -55,6 +56,8 @@ pub struct Account {
     at_peak: [AtomicU64; Cause::ALL.len()],
     limit: AtomicU64,
     excess: OnceLock<Excess>,
+    /// Of what is alive for communication, that which collectives of devices add up in.
+    workspace: AtomicU64,
 }
 
 /// The first time that more was asked for than an account may come to. It was given: to end is up to whoever looks.
@@ -96,6 +99,7 @@ impl Account {
             at_peak: Default::default(),
             limit: AtomicU64::new(u64::MAX),
             excess: OnceLock::new(),
+            workspace: AtomicU64::new(0),
         }
     }
 
@@ -165,6 +169,12 @@ impl Account {
             let held = || Cause::ALL.map(|cause| self.live(cause));
             self.excess.get_or_init(|| Excess { cause, asked: bytes, limit, held: held() });
         }
+    }
+
+    /// Collectives add up in so many bytes at once, if not in more before.
+    pub(crate) fn grow_workspace(&self, bytes: u64) {
+        let before = self.workspace.fetch_max(bytes, Relaxed);
+        self.add(Cause::Communication, bytes.saturating_sub(before));
     }
 
     pub(crate) fn remove(&self, cause: Cause, bytes: u64) {

@@ -171,6 +171,7 @@ impl Gpu {
     /// Calls `f` with memory of at least so many bytes for the stream of collectives.
     pub(crate) fn with_workspace(&self, device: &Device, bytes: usize, f: impl FnOnce(&DeviceMemory)) {
         let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        device.account().grow_workspace(bytes as u64);
         if workspace.as_ref().is_none_or(|memory| memory.bytes() < bytes) {
             // The old one is freed first, if it may be in the way.
             *workspace = None;
