@@ -170,6 +170,43 @@ fn what_a_machine_lacks_is_told() {
     }
 }
 
+/// A library of another version is told of with what it lacks, before anything is done.
+#[test]
+fn what_a_library_lacks_is_told() {
+    let shop = Workshop::new();
+    for (library, function) in [
+        ("libcuda.so.1", "cuMemcpyPeerAsync"),
+        ("libnvrtc.so.13", "nvrtcGetCUBINSize"),
+        ("libcublas.so.13", "cublasSetMathMode"),
+    ] {
+        let folder = shop.path(function);
+        fs::create_dir(&folder).unwrap();
+        for (name, _) in LIBRARIES {
+            let mut bytes = fs::read(FAKE.join(name)).unwrap();
+            if name == library {
+                rename(&mut bytes, function);
+            }
+            fs::write(folder.join(name), bytes).unwrap();
+        }
+        let lacks = format!("{} has no {function}, so it is of another version", library.trim_end_matches(".13"));
+        beside(&shop, &folder, &[], &format!("train {RECIPE} --backend cuda")).failed(2, &[&lacks]);
+        assert!(!shop.path(RUN).exists());
+    }
+}
+
+/// Gives a function of a library another name.
+fn rename(library: &mut [u8], function: &str) {
+    let name = format!("\0{function}\0");
+    let places: Vec<usize> = library
+        .windows(name.len())
+        .enumerate()
+        .filter(|(_, bytes)| *bytes == name.as_bytes())
+        .map(|(at, _)| at)
+        .collect();
+    assert!(!places.is_empty(), "{function} is there");
+    places.into_iter().for_each(|at| library[at + 1] = b'_');
+}
+
 /// Kernels are made for the GPU at hand: a driver that is older than NVRTC takes them if it is of the same major version. Those
 /// of another NVRTC are made anew.
 #[test]

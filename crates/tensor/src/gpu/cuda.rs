@@ -5,6 +5,7 @@
 //! size: they go over their elements in strides.
 
 mod groups;
+mod libraries;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{c_int, c_void};
@@ -18,10 +19,11 @@ use cudarc::cublas::result::{self as blas, CublasError};
 use cudarc::cublas::sys as blas_sys;
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, result};
+use cudarc::nvrtc::Ptx;
 use cudarc::nvrtc::result::NvrtcError;
-use cudarc::nvrtc::{self, Ptx};
 
 use groups::ProductGroups;
+use libraries::find_libraries;
 
 use super::call::Launch;
 use super::compile::kept;
@@ -95,23 +97,6 @@ fn about(number: i32) -> Result<CudaDevice, DriverError> {
     };
     let (name, capability) = (result::device::get_name(device)?, (major as i32, minor as i32));
     Ok(CudaDevice { number: number as usize, name, capability, bytes })
-}
-
-/// The loader panics where a library is missing; so they are looked for before.
-fn find_libraries() -> Result<(), EngineError> {
-    let wheels = "install CUDA 13's, or name the folder that has it in LD_LIBRARY_PATH";
-    // SAFETY: libraries of the vendor are loaded, which run nothing that this program relies on.
-    let found = unsafe {
-        [
-            (sys::is_culib_present(), "libcuda.so.1", "it comes with NVIDIA's driver"),
-            (nvrtc::sys::is_culib_present(), "libnvrtc.so", wheels),
-            (blas_sys::is_culib_present(), "libcublas.so", wheels),
-        ]
-    };
-    let missing = found.into_iter().filter(|(is_there, ..)| !is_there);
-    let missing: Vec<String> =
-        missing.map(|(_, library, hint)| format!("{library} is not to be found: {hint}")).collect();
-    if missing.is_empty() { Ok(()) } else { Err(EngineError::NoLibrary { missing: missing.join("; ") }) }
 }
 
 /// A driver takes kernels of its own major version of CUDA and of older ones. The version of NVRTC.
