@@ -297,3 +297,20 @@ fn devices_are_listed_with_what_they_lack() {
     assert_eq!(lines, [["cpu", "ready"], ["simulated", "ready"], ["cuda", lines[2][1]]], "{told}");
     assert!(["ready", "missing"].contains(&lines[2][1]), "{told}");
 }
+
+/// Two ways to name the backend have to agree, for whatever command takes both.
+#[test]
+fn a_backend_is_named_once() {
+    let shop = Workshop::new();
+    let both = "--backend cpu --set parallel.backend=simulated";
+    for command in [format!("train {RECIPE}"), format!("bench {RECIPE}"), format!("evaluate {RUN}/checkpoints/latest")]
+    {
+        shop.fails(
+            &format!("{command} {both}"),
+            2,
+            &["--backend cpu and --set parallel.backend=simulated", "one of them"],
+        );
+    }
+    let agreed = "--backend cpu --set parallel.backend=simulated --set parallel.backend=\"cpu\"";
+    shop.succeeds(&format!("train {RECIPE} --set train.steps=1 {agreed}"));
+}
