@@ -40,6 +40,18 @@ pub enum Command {
     Devices,
 }
 
+impl Command {
+    /// What is wrong with options that contradict each other.
+    pub fn contradiction(&self) -> Option<String> {
+        match self {
+            Command::Train(TrainArgs { backend, overrides, .. })
+            | Command::Evaluate(EvaluateArgs { backend, overrides, .. })
+            | Command::Bench(BenchArgs { backend, overrides, .. }) => backend.contradiction(overrides),
+            _ => None,
+        }
+    }
+}
+
 /// Train the model of a recipe, preparing its data first if need be
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(after_help = "Example:
@@ -358,6 +370,15 @@ impl BackendChoice {
     pub fn with(&self, set: &[String]) -> Vec<String> {
         let choice = self.backend.iter().map(|name| format!("parallel.backend=\"{name}\""));
         set.iter().cloned().chain(choice).collect()
+    }
+
+    /// What is wrong with the choice beside `--set`, if that says another.
+    pub fn contradiction(&self, Overrides { set }: &Overrides) -> Option<String> {
+        let choice = self.backend.as_deref()?;
+        let mut keys = set.iter().filter_map(|set| set.split_once('='));
+        let (_, value) = keys.rfind(|(key, _)| key.trim() == "parallel.backend")?;
+        let other = value.trim().trim_matches(['"', '\'']);
+        (other != choice).then(|| format!("--backend {choice} and --set parallel.backend={other}: give one of them"))
     }
 }
 

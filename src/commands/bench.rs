@@ -6,9 +6,10 @@ use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use guildhall_tensor::{Dtype, KernelKind, KernelTime, Phase, Tape, Tensor};
+use guildhall_tensor::{KernelKind, KernelTime, Phase};
 
 use super::blocking::{self, Measuring};
+use super::ceilings::{RankCeilings, ceilings};
 use super::fit::EVEN;
 use super::prepare::{prepare, training_rows};
 use super::{CommandFailure, devices, duration, print, say, short};
@@ -23,12 +24,6 @@ use crate::train;
 
 /// Steps in which memory is taken and caches are filled.
 const WARM_UP: u64 = 2;
-/// Side of the matrices whose product is the ceiling: beyond what edges and packing cost.
-const SIDE: usize = 1024;
-/// Elements of a copy, beyond the caches.
-const COPIED: usize = 1 << 24;
-/// The best of so many is the ceiling.
-const TRIES: usize = 5;
 /// Kernels that are told by name.
 const TOLD: usize = 8;
 
@@ -67,7 +62,7 @@ pub(super) fn run(arguments: BenchArgs) -> Result<(), CommandFailure> {
 
 /// What a rank measured.
 struct RankSpeed {
-    ceilings: [f64; 3],
+    ceilings: RankCeilings,
     threads: usize,
     /// Of each timed step.
     seconds: Vec<f64>,
@@ -76,7 +71,8 @@ struct RankSpeed {
 }
 
 fn measure(rank: &Rank, config: &Config, data: &Arc<dyn Source>, steps: u64) -> Result<RankSpeed, train::Error> {
-    let ceilings = ceilings(rank)?;
+    let room = train::rank_memory(config, config.parallel.ranks).unwrap_or(u64::MAX) / 2;
+    let ceilings = ceilings(&rank.device, &rank.world, room)?;
     let mut trainer = train::trainer(rank, config)?;
     train::begin(&mut trainer, config)?;
     trainer.routings = Arc::new(Routings { migration: train::migration_policy(config), ..Routings::NONE });
@@ -103,37 +99,6 @@ fn measure(rank: &Rank, config: &Config, data: &Arc<dyn Source>, steps: u64) -> 
     })
 }
 
-/// Of products in f32 and in bf16, floating-point operations a second, and of a copy, bytes a second, while all ranks do
-/// the same.
-fn ceilings(rank: &Rank) -> Result<[f64; 3], train::Error> {
-    let device = &rank.device;
-    let mut found = [0.0; 3];
-    for (dtype, ceiling) in [Dtype::F32, Dtype::Bf16].into_iter().zip(&mut found) {
-        let tape = Tape::inference(device);
-        let side = |phase: usize| Tensor::from_fn(device, &[SIDE, SIDE], |i| ((i * 7 + phase) % 11) as f32 - 5.0);
-        let (x, w) = (tape.constant(side(0)), tape.constant(side(3).into_dtype(dtype)));
-        let seconds = best(rank, || drop(x.linear(&w, None)))?;
-        *ceiling = 2.0 * (SIDE as f64).powi(3) / seconds;
-    }
-    let (x, order) = (Tensor::zeros(device, &[COPIED / SIDE, SIDE]), (0..(COPIED / SIDE) as u32).collect::<Vec<_>>());
-    let seconds = best(rank, || drop(x.gathered_rows(&order)))?;
-    found[2] = (2 * COPIED * size_of::<f32>()) as f64 / seconds;
-    Ok(found)
-}
-
-/// Seconds of the fastest try; all ranks begin each together.
-fn best(rank: &Rank, mut f: impl FnMut()) -> Result<f64, train::Error> {
-    let mut best = f64::INFINITY;
-    for _ in 0..=TRIES {
-        rank.world.barrier()?;
-        let begun = Instant::now();
-        f();
-        rank.device.wait();
-        best = best.min(begun.elapsed().as_secs_f64());
-    }
-    Ok(best)
-}
-
 fn speed(config: &Config, ranks: &[RankSpeed]) -> StepSpeed {
     let task = Task::of(config, train::sizes(config));
     let of_model = |rank| {
@@ -146,7 +111,7 @@ fn speed(config: &Config, ranks: &[RankSpeed]) -> StepSpeed {
     let mut seconds: Vec<f64> = (0..steps).map(slowest).collect();
     seconds.sort_by(f64::total_cmp);
     let median = (seconds[(steps - 1) / 2] + seconds[steps / 2]) / 2.0;
-    let ceiling = |which: usize| ranks.iter().map(|rank| rank.ceilings[which]).sum();
+    let ceiling = |which: usize| ranks.iter().map(|rank| rank.ceilings.rates[which]).sum();
     let per_step = (steps * ranks.len()) as f64;
     let shares = shares(ranks, per_step);
     let of_kind = |kind, name: &str| {
@@ -162,7 +127,12 @@ fn speed(config: &Config, ranks: &[RankSpeed]) -> StepSpeed {
         ranks: ranks.len(),
         threads: ranks[0].threads,
         dtype: if config.train.dtype == StorageType::Bf16 { "bf16" } else { "f32" }.to_owned(),
-        ceilings: Ceilings { f32_flops: ceiling(0), bf16_flops: ceiling(1), copied: ceiling(2) },
+        ceilings: Ceilings {
+            f32_flops: ceiling(0),
+            bf16_flops: ceiling(1),
+            copied: ceiling(2),
+            sides: ranks[0].ceilings.sides,
+        },
         steps,
         seconds: median,
         fastest: seconds[0],
@@ -200,11 +170,9 @@ fn table(speed: &StepSpeed) -> String {
     line("machine", format!("{}; ranks {ranks}, threads of each {threads}", speed.processor));
     let ceilings = &speed.ceilings;
     let flops = |flops: f64| format!("{}FLOP/s", short(flops as u64));
-    line(
-        "ceilings",
-        format!("{:>14}  products in f32, {SIDE} x {SIDE} x {SIDE}, on all ranks at once", flops(ceilings.f32_flops)),
-    );
-    line("", format!("{:>14}  products with weights in bf16", flops(ceilings.bf16_flops)));
+    let [f32s, bf16s] = ceilings.sides.map(|side| format!("{side} x {side} x {side}"));
+    line("ceilings", format!("{:>14}  products in f32, {f32s}, on all ranks at once", flops(ceilings.f32_flops)));
+    line("", format!("{:>14}  products in bf16, {bf16s}", flops(ceilings.bf16_flops)));
     line("", format!("{:>14}  copied, read and written", format!("{}B/s", short(ceilings.copied as u64))));
     line(
         "step",

@@ -10,7 +10,7 @@ use crate::parallel::Backend;
 
 pub(super) fn run() -> Result<(), CommandFailure> {
     let line = |backend: Backend| {
-        let told = match launch::is_here(backend) {
+        let told = match launch::is_here(backend, 1) {
             Ok(_) => format!("ready    {}", about(backend)),
             Err(missing) => format!("missing  {}", missing.reason),
         };
@@ -39,7 +39,7 @@ fn about(backend: Backend) -> String {
     }
 }
 
-fn told(CudaDevice { name, capability: (major, minor), bytes }: &CudaDevice) -> String {
+fn told(CudaDevice { name, capability: (major, minor), bytes, .. }: &CudaDevice) -> String {
     format!("{name}, {} GiB, compute capability {major}.{minor}", bytes >> 30)
 }
 

@@ -5,7 +5,7 @@ use super::trained::Trained;
 use super::{CommandFailure, kept_scores, print, say, scoring};
 use crate::cli::EvaluateArgs;
 use crate::config::Config;
-use crate::data::{Corpus, Split, Tokenizer, expand};
+use crate::data::{Corpus, Split, Tokenizer, expand, is_prepared};
 use crate::metrics::by_language;
 use crate::train::{Error, HeldOutLosses, held_out_losses};
 
@@ -67,11 +67,16 @@ pub(super) fn corpus(trained: &Trained, is_overridden: bool) -> Result<Corpus, C
     Ok(corpus)
 }
 
-/// The text as this process finds it. It is prepared as it was for training, if that gives the tokens of the model.
+/// The text as this process finds it: as it was prepared for training, if that gives the tokens of the model. A tokenizer is not
+/// trained to find out.
 fn tokenized(trained: &Trained, leads: bool) -> Result<Corpus, CommandFailure> {
     let by = |config: &Config| if leads { prepare(config) } else { found(config) };
     let (own, data) = (trained.own_tokenizer()?, &trained.config.data);
-    if !data.trains_tokenizer() && !expand(&data.tokenizer).is_ok_and(|path| path.exists()) {
+    let is_there = match data.trains_tokenizer() {
+        true => is_prepared(data, trained.config.model.vocab).map_err(CommandFailure::request)?,
+        false => expand(&data.tokenizer).is_ok_and(|path| path.exists()),
+    };
+    if !is_there {
         return by(&own);
     }
     let corpus = by(&trained.config)?;

@@ -1,16 +1,16 @@
 //! What a rank runs on: a device of the table, one of the user's own, or its share of this machine, measured.
 
 use std::path::Path;
-use std::time::Instant;
+use std::sync::Arc;
 
-use guildhall_tensor::{Device, Dtype, Tensor};
+use guildhall_tensor::{Device, on_device};
 
 use super::CommandFailure;
+use super::ceilings::{RankCeilings, ceilings};
 use crate::config::{self, Config};
 use crate::launch;
 use crate::memory::available_bytes;
-use crate::parallel::{Config as Parallel, Mesh};
-use crate::plan::{LinkSpeed, Machine, names};
+use crate::plan::{FigureOrigins, LinkSpeed, Machine, names};
 use crate::train;
 
 /// The machine that the program runs on.
@@ -45,52 +45,40 @@ fn own(file: &Path) -> Result<Machine, CommandFailure> {
     Ok(Machine::of(&table, &file.file_stem().unwrap_or_default().to_string_lossy()))
 }
 
-/// One rank's share of this machine: a few products and a copy are measured, on what the recipe computes with.
+/// One rank's share of this machine: products and copies are measured, on what the recipe computes with.
 fn here(config: &Config, neighbours: usize) -> Result<Machine, CommandFailure> {
-    let memory = train::rank_memory(config, neighbours).ok_or_else(|| {
-        CommandFailure::Request(anyhow::anyhow!("how much memory is free is not known here: name a --device"))
-    })?;
     let backend = config.parallel.backend;
-    launch::is_here(backend).map_err(|missing| {
+    let threads = launch::share_of_cores(&config.parallel, neighbours);
+    let opened = launch::is_here(backend, threads).map_err(|missing| {
         CommandFailure::Request(anyhow::anyhow!("{missing}; to plan for another machine, name a --device"))
     })?;
-    let is_apart = launch::memory_apart(backend, neighbours).is_some();
-    let threads = launch::share_of_cores(&config.parallel, neighbours);
-    let alone = Parallel { backend, threads: Some(threads), ..Parallel::of(1, 1) };
-    let measured = launch::run(&alone, |rank| {
-        train::Error::or_of_device(&rank, || {
-            let flops = |dtype: Dtype| {
-                let rates = Mesh::new(rank.world.clone(), 1)?.measured(&rank.device, dtype)?.rates();
-                Ok::<_, train::Error>(rates.map_or(1.0, |rates| rates.flops))
-            };
-            Ok(([flops(Dtype::F32)?, flops(Dtype::Bf16)?], copied(&rank.device)))
-        })
-    });
-    let (flops, bandwidth) = launch::first_cause(measured, |_: &train::Error| false)
-        .map_err(|failure| CommandFailure::Run(anyhow::anyhow!("{failure}")))?[0];
+    let apart = opened.memory_apart(neighbours);
+    let of_the_machine = || available_bytes().map(|free| free / neighbours as u64);
+    let memory = apart.or_else(of_the_machine).ok_or_else(|| {
+        CommandFailure::Request(anyhow::anyhow!("how much memory is free is not known here: name a --device"))
+    })?;
+    let RankCeilings { rates: [f32_flops, bf16_flops, bandwidth], .. } = measured(&opened.device, threads, memory)?;
     let wire = LinkSpeed { latency_s: LATENCY, message_s: 0.0, bandwidth };
     Ok(Machine {
         name: HERE.to_owned(),
+        origins: FigureOrigins::MEASURED,
         memory,
-        flops,
+        flops: [f32_flops, bf16_flops],
         efficiency: 1.0,
         bandwidth,
         ranks_per_node: config.parallel.ranks.max(neighbours),
         within: wire,
         between: wire,
         host: FILE_BANDWIDTH,
-        host_memory: available_bytes().filter(|_| is_apart),
+        host_memory: available_bytes().filter(|_| apart.is_some()),
         budget: None,
     })
 }
 
-/// Bytes a second that a copy reads and writes.
-fn copied(device: &std::sync::Arc<Device>) -> f64 {
-    let x = Tensor::zeros(device, &[1 << 22]);
-    drop(x.to_owned_copy());
-    device.wait();
-    let begun = Instant::now();
-    (0..4).for_each(|_| drop(x.to_owned_copy()));
-    device.wait();
-    (4 * 2 * 4 * x.len()) as f64 / begun.elapsed().as_secs_f64()
+/// What a rank's device reaches that has so much memory.
+fn measured(device: &Arc<Device>, threads: usize, memory: u64) -> Result<RankCeilings, CommandFailure> {
+    let alone = guildhall_comm::solo::world();
+    let measured = launch::in_pool(threads, || on_device(|| ceilings(device, &alone, memory / 2)));
+    let of_device = |failure| train::Error::Device { rank: 0, place: device.scope(), failure };
+    measured.map_err(of_device).map_err(CommandFailure::run)?.map_err(CommandFailure::run)
 }

@@ -3,6 +3,7 @@
 mod audit;
 mod bench;
 mod blocking;
+mod ceilings;
 mod convert;
 mod decoding;
 mod devices;
@@ -17,6 +18,7 @@ mod kept_scores;
 mod machine;
 mod nodes;
 mod plan;
+mod plan_figures;
 mod plan_recorded;
 mod prepare;
 mod report;
@@ -83,8 +85,9 @@ impl CommandFailure {
 
 /// Runs the command and prints what went wrong, if anything did.
 pub fn run(cli: Cli) -> ExitCode {
-    let result = match cli.command {
-        Command::Train(_) | Command::TakePart(_) => Ok(()),
+    let result = match (cli.command.contradiction(), &cli.command) {
+        (Some(wrong), _) => Err(CommandFailure::Request(anyhow::anyhow!(wrong))),
+        (None, Command::Train(_) | Command::TakePart(_)) => Ok(()),
         _ => stands_alone(),
     };
     let result = result.and_then(|()| match cli.command {
@@ -110,7 +113,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Err(CommandFailure::Run(error)) => (1, error),
         Err(CommandFailure::Request(error)) => (2, error),
     };
-    let text = chain(&error);
+    let text = cut(&chain(&error));
     match Launched::here().filter(|launched| launched.rank > 0) {
         None => say(&format!("error: {text}")),
         // Most fail alike: the first tells all of it.
@@ -120,6 +123,23 @@ pub fn run(cli: Cli) -> ExitCode {
         }
     }
     ExitCode::from(code)
+}
+
+/// Bytes of a line of an error that are told, and how many of them are its last.
+const LINE_TOLD: usize = 2000;
+const LINE_END: usize = 500;
+
+/// The same without the middle of lines that nobody reads: those of a file may be as long as the file.
+fn cut(text: &str) -> String {
+    let short = |line: &str| {
+        if line.len() <= LINE_TOLD {
+            return line.to_owned();
+        }
+        let (first, last) =
+            (line.floor_char_boundary(LINE_TOLD - LINE_END), line.ceil_char_boundary(line.len() - LINE_END));
+        format!("{} [{} bytes left out] {}", &line[..first], last - first, &line[last..])
+    };
+    text.split('\n').map(short).collect::<Vec<_>>().join("\n")
 }
 
 /// Ends a process that waits for what may never come.

@@ -8,6 +8,7 @@ use guildhall_tensor::Cause;
 use serde_json::{Value, json};
 
 use super::fit::EVEN;
+use super::plan_figures::figures;
 use super::plan_recorded::{RecordedRun, SentRecorded, sent_recorded};
 use super::{CommandFailure, bytes, duration, fit, machine, print, say, short};
 use crate::cli;
@@ -243,6 +244,7 @@ impl PlanReport<'_> {
         self.traffic_text(&mut out);
         self.pairs_text(&mut out);
         self.sent.iter().for_each(|sent| sent.text(&mut out, &self.task.layout));
+        figures(&mut out, self.machine);
         let _ = writeln!(out, "time     {} a step on {}", duration(self.seconds.total()), self.machine.name);
         let messages = self.seconds.messages.iter().map(|(axis, s)| (format!("{axis} messages"), *s));
         let Seconds { behind, moving, .. } = *self.seconds;

@@ -58,7 +58,7 @@ pub use loader::{Loader, StepBatches};
 pub use manifest::{ChatEntry, CorpusManifest, GivenEntry, SkippedFiles, SourceEntry, SplitEntry};
 pub use mask::Masked;
 pub use pack::PackedRows;
-pub use prepare::prepare;
+pub use prepare::{is_prepared, prepare};
 pub use shuffle::Permutation;
 pub use source::{IGNORE, PAD, Row, Source};
 pub use splits::Split;

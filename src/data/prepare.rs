@@ -38,6 +38,14 @@ pub fn prepare(config: &Config, vocab: usize, progress: &dyn Fn(PrepareStage)) -
     prepare_within(config, vocab, LIMITS, progress)
 }
 
+/// Whether the corpus that `config` describes has been made.
+///
+/// # Errors
+/// As of [`prepare`] before any text is read.
+pub fn is_prepared(config: &Config, vocab: usize) -> Result<bool, Error> {
+    Ok(Preparation::new(config, vocab, LIMITS)?.dir().is_dir())
+}
+
 pub(super) fn prepare_within(
     config: &Config,
     vocab: usize,

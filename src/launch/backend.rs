@@ -15,20 +15,22 @@ pub struct MissingBackend {
 }
 
 /// Bytes of memory that are its own for each of so many ranks of this machine, where ranks compute in other memory than the
-/// machine's: their part of the smallest GPU.
+/// machine's: their part of what is free of the GPU that has least.
 pub fn memory_apart(backend: Backend, ranks: usize) -> Option<u64> {
-    if backend != Backend::Cuda {
-        return None;
-    }
-    let gpus = gpus().ok()?;
-    let smallest = gpus.iter().map(|(_, gpu)| gpu.bytes as u64).min()?;
-    Some(smallest / ranks.div_ceil(gpus.len()) as u64)
+    free_part(&gpus(backend).ok()?, ranks)
 }
 
-/// GPUs that ranks can compute on, by their numbers; where none is new enough all, of which each says what it lacks.
-pub(super) fn gpus() -> Result<Vec<(usize, CudaDevice)>, EngineError> {
-    let all = cuda_devices()?.into_iter().enumerate();
-    let (new, old): (Vec<_>, Vec<_>) = all.partition(|(_, gpu)| gpu.is_new_enough());
+fn free_part(gpus: &[CudaDevice], ranks: usize) -> Option<u64> {
+    let free = gpus.iter().map(CudaDevice::free_bytes).collect::<Result<Vec<_>, _>>().ok()?;
+    Some(free.into_iter().min()? as u64 / ranks.div_ceil(gpus.len()) as u64)
+}
+
+/// GPUs that ranks of this backend can compute on; where none is new enough all, of which each says what it lacks.
+pub(super) fn gpus(backend: Backend) -> Result<Vec<CudaDevice>, EngineError> {
+    if backend != Backend::Cuda {
+        return Ok(Vec::new());
+    }
+    let (new, old): (Vec<_>, Vec<_>) = cuda_devices()?.into_iter().partition(CudaDevice::is_new_enough);
     Ok(if new.is_empty() { old } else { new })
 }
 
@@ -37,26 +39,42 @@ pub(super) fn gpus() -> Result<Vec<(usize, CudaDevice)>, EngineError> {
 ///
 /// # Errors
 /// If this machine lacks what the backend needs.
-pub(super) fn device(
-    backend: Backend,
-    (threads, blocking): (usize, Blocking),
-    place: usize,
-) -> Result<Arc<Device>, MissingBackend> {
-    let found = match backend {
-        Backend::Cpu => Ok(Device::blocked(threads, blocking)),
-        Backend::Simulated => Device::simulated(threads),
-        Backend::Cuda => gpus().and_then(|gpus| {
-            let number = gpus.get(place % gpus.len().max(1)).map_or(0, |(number, _)| *number);
-            Device::cuda(number, threads, false)
-        }),
-    };
-    found.map_err(|reason| MissingBackend { backend, reason })
+pub(super) fn device(backend: Backend, share: (usize, Blocking), place: usize) -> Result<Arc<Device>, MissingBackend> {
+    open(backend, share, place).map(|first| first.device)
 }
 
-/// Whether ranks can compute on it here.
+fn open(backend: Backend, (threads, blocking): (usize, Blocking), place: usize) -> Result<HereBackend, MissingBackend> {
+    let missing = |reason| MissingBackend { backend, reason };
+    let gpus = gpus(backend).map_err(missing)?;
+    let device = match backend {
+        Backend::Cpu => Ok(Device::blocked(threads, blocking)),
+        Backend::Simulated => Device::simulated(threads),
+        Backend::Cuda => {
+            let number = gpus.get(place % gpus.len().max(1)).map_or(0, |gpu| gpu.number);
+            Device::cuda(number, threads, false)
+        }
+    };
+    Ok(HereBackend { device: device.map_err(missing)?, gpus })
+}
+
+/// A backend that is here.
+pub struct HereBackend {
+    /// Of a first rank.
+    pub device: Arc<Device>,
+    gpus: Vec<CudaDevice>,
+}
+
+impl HereBackend {
+    /// [`memory_apart`], without another look for devices.
+    pub fn memory_apart(&self, ranks: usize) -> Option<u64> {
+        free_part(&self.gpus, ranks)
+    }
+}
+
+/// What ranks can compute on here, with so many threads for products.
 ///
 /// # Errors
 /// As of the device of a rank.
-pub fn is_here(backend: Backend) -> Result<(), MissingBackend> {
-    device(backend, (1, Blocking::default()), 0).map(drop)
+pub fn is_here(backend: Backend, threads: usize) -> Result<HereBackend, MissingBackend> {
+    open(backend, (threads, Blocking::default()), 0)
 }

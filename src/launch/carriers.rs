@@ -38,7 +38,7 @@ impl fmt::Display for DevicePath {
 /// Why it finds none.
 fn reached_by_nccl() -> Result<usize, EngineError> {
     find_nccl()?;
-    gpus().map(|gpus| gpus.len())
+    gpus(Backend::Cuda).map(|gpus| gpus.len())
 }
 
 /// What a process tells the others of it: a number of GPUs, or what is missing. Nothing, where nobody asks.

@@ -13,12 +13,15 @@ pub const BENCH_FILE: &str = "bench.json";
 /// What the ranks of a run reach together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ceilings {
-    /// Of one large product on every rank at once; floating-point operations a second.
+    /// Of large products on every rank at once; floating-point operations a second.
     pub f32_flops: f64,
-    /// The same with weights in bf16.
+    /// The same in bf16.
     pub bf16_flops: f64,
     /// Bytes a second that copies read and write, on every rank at once.
     pub copied: f64,
+    /// Of the matrices in f32 and in bf16, each the smallest that took long enough.
+    #[serde(default)]
+    pub sides: [usize; 2],
 }
 
 /// The kernels of a name, or of a kind.
@@ -104,7 +107,7 @@ mod tests {
             ranks: 1,
             threads: 2,
             dtype: "f32".to_owned(),
-            ceilings: Ceilings { f32_flops: 100.0, bf16_flops: 200.0, copied: 1.0 },
+            ceilings: Ceilings { f32_flops: 100.0, bf16_flops: 200.0, copied: 1.0, sides: [256; 2] },
             steps: 1,
             seconds: 2.0,
             fastest: 2.0,

@@ -39,6 +39,12 @@ impl Bytes {
         self.0.iter().fold(0, |sum, &bytes| sum.saturating_add(bytes))
     }
 
+    /// With so many more for one cause.
+    pub(super) fn and(mut self, cause: Cause, bytes: u64) -> Bytes {
+        self.0[cause as usize] += bytes;
+        self
+    }
+
     /// Of each cause what `f` makes of both.
     pub(super) fn with(self, other: Bytes, f: impl Fn(u64, u64) -> u64) -> Bytes {
         Bytes(std::array::from_fn(|cause| f(self.0[cause], other.0[cause])))

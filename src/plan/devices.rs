@@ -22,10 +22,87 @@ pub struct LinkSpeed {
     pub bandwidth: f64,
 }
 
+/// Where a figure of a machine is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum FigureOrigin {
+    #[serde(rename = "measured")]
+    Measured,
+    #[serde(rename = "data sheet")]
+    DataSheet,
+    /// Of a node as such devices are sold in.
+    #[serde(rename = "usual node")]
+    UsualNode,
+    /// Of the user's own.
+    #[serde(rename = "table")]
+    Table,
+    #[serde(rename = "assumed")]
+    Assumed,
+}
+
+impl FigureOrigin {
+    pub fn name(self) -> &'static str {
+        match self {
+            FigureOrigin::Measured => "measured",
+            FigureOrigin::DataSheet => "data sheet",
+            FigureOrigin::UsualNode => "usual node",
+            FigureOrigin::Table => "table",
+            FigureOrigin::Assumed => "assumed",
+        }
+    }
+}
+
+/// Where the figures of a [`Machine`] are from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct FigureOrigins {
+    pub memory: FigureOrigin,
+    pub flops: FigureOrigin,
+    pub efficiency: FigureOrigin,
+    pub bandwidth: FigureOrigin,
+    /// Of links within nodes and between them.
+    pub links: FigureOrigin,
+    pub latencies: FigureOrigin,
+    pub host: FigureOrigin,
+    pub host_memory: FigureOrigin,
+}
+
+impl FigureOrigins {
+    /// All of one origin.
+    const fn all(of: FigureOrigin) -> FigureOrigins {
+        FigureOrigins {
+            memory: of,
+            flops: of,
+            efficiency: of,
+            bandwidth: of,
+            links: of,
+            latencies: of,
+            host: of,
+            host_memory: of,
+        }
+    }
+
+    const KNOWN: FigureOrigins = FigureOrigins {
+        efficiency: FigureOrigin::Assumed,
+        links: FigureOrigin::UsualNode,
+        latencies: FigureOrigin::Assumed,
+        host: FigureOrigin::UsualNode,
+        host_memory: FigureOrigin::UsualNode,
+        ..FigureOrigins::all(FigureOrigin::DataSheet)
+    };
+
+    /// Of what was measured on a device while the program ran. Messages are taken to go as fast as its copies.
+    pub const MEASURED: FigureOrigins = FigureOrigins {
+        links: FigureOrigin::Assumed,
+        latencies: FigureOrigin::Assumed,
+        host: FigureOrigin::Assumed,
+        ..FigureOrigins::all(FigureOrigin::Measured)
+    };
+}
+
 /// One rank's hardware.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Machine {
     pub name: String,
+    pub origins: FigureOrigins,
     /// Bytes.
     pub memory: u64,
     /// Of matrix products of f32 and of bf16, floating-point operations a second at best.
@@ -81,6 +158,7 @@ impl Machine {
         let wire = |latency_s, gbytes: f64| LinkSpeed { latency_s, message_s: 0.0, bandwidth: gbytes * 1e9 };
         Some(Machine {
             name: name.to_owned(),
+            origins: FigureOrigins::KNOWN,
             memory: (gb * 1e9) as u64,
             flops: flops.map(|tflops| tflops * 1e12),
             efficiency: EFFICIENCY,
@@ -104,6 +182,7 @@ impl Machine {
         let bytes = |gb: f64| (gb * 1e9) as u64;
         Machine {
             name: table.name.as_deref().unwrap_or(name).to_owned(),
+            origins: FigureOrigins::all(FigureOrigin::Table),
             memory: bytes(table.memory_gb),
             flops: [table.f32_tflops, table.bf16_tflops].map(|tflops| tflops * 1e12),
             efficiency: table.efficiency,

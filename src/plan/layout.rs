@@ -65,6 +65,8 @@ pub struct Layout {
     pub condensed: f64,
     /// How fast ranks compute and talk: what `shadowing = "auto"` and `migrate = "auto"` go by.
     pub rates: Rates,
+    /// Ranks compute on accelerators, which add up gradients in memory of their own.
+    pub reduces_on_devices: bool,
     /// A copy of the state is written while steps are taken.
     pub copies_state: bool,
     /// How sequences migrate, where all ranks are walked ([`Task::traffic_recorded`], [`Task::walked`]).
@@ -93,6 +95,7 @@ impl Layout {
             condensed: 0.0,
             bucketing,
             rates: RATES,
+            reduces_on_devices: false,
             copies_state: false,
             migrating: None,
         }

@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use guildhall_comm::sizes::{self, GroupView};
-use guildhall_comm::{Collective, Communicator, Operation, Payload};
+use guildhall_comm::{Communicator, Operation};
 use guildhall_tensor::{Cause, Device, Phase, Work};
 
-use super::books::{Bytes, Messages, ModelPart, PlannedTraffic, When, traffic};
+use super::books::{Bytes, Messages, ModelPart, PlannedTraffic, traffic};
 use super::layout::{Layout, Load, Task};
 use super::script::Loads;
+use super::sent::Sent;
 use crate::data::{Batch, BatchPlan, Counted, StepBatches};
 use crate::memory::Offload;
 use crate::moe::Routings;
@@ -259,9 +260,12 @@ impl<'a> Walked<'a> {
             let shards = trainer.optimizer.shards().iter().zip(&widths).filter(|_| away);
             shards.map(|(shard, width)| of(shard.range.len() as u64, shard.strips as u64, *width)).sum()
         };
+        // It is there from the first step on.
+        let workspace = self.sent.workspace();
+        let at_peak = if before.total() > after.total() { before } else { after };
         Ok(StepCost {
-            at_peak: if before.total() > after.total() { before } else { after },
-            peaks: peaks.with(update, u64::max),
+            at_peak: at_peak.and(Cause::Communication, workspace),
+            peaks: peaks.with(update, u64::max).and(Cause::Communication, workspace),
             offloaded: of_shards(&|len, strips, _| len * (strips + 1) * 4),
             offloaded_sums: of_shards(&|len, _, _| len * 4),
             leaving_sums: of_shards(&|len, _, width| len * width),
@@ -286,54 +290,11 @@ fn away(layout: &Layout) -> optim::OffloadTarget {
 const HYPER: Hyper = Hyper { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
 const RATE: LearningRate = LearningRate { peak: 1.0, decay: Decay::Constant, warmup_steps: 0, steps: 1, end: 1.0 };
 
-/// Counts what a rank sends, as ledgers of real runs do, and when.
-struct Sent {
-    device: Arc<Device>,
-    /// By the name of the groups.
-    axes: Vec<(String, Axis)>,
-    messages: Mutex<Messages>,
-}
-
-impl Sent {
-    fn new(device: Arc<Device>, layout: &Layout) -> Sent {
-        let nodes = layout.degrees.distinct().into_iter().map(Axis::ExpertNode);
-        let axes = layout.degrees.axes(&layout.mesh).into_iter().chain(nodes);
-        let axes = axes.map(|axis| (layout.degrees.name(axis), axis)).collect();
-        Sent { device, axes, messages: Mutex::default() }
-    }
-
-    fn count(&self, group: GroupView, operation: &Operation) {
-        let axis = self.axes.iter().find(|(name, _)| name == group.name).expect("a group of the mesh").1;
-        let (books, collective) = (self.device.books().expect("a device of sizes keeps books"), operation.collective());
-        let times = books.times();
-        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
-        let sent = sizes::sent(group, operation);
-        let sent = PlannedTraffic { calls: times, messages: sent.messages * times, bytes: sent.bytes * times };
-        *messages.entry((axis, collective, when(axis, operation, books.phase()))).or_default() += sent;
-    }
-
-    fn messages(&self) -> Messages {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-/// Gradients leave while backward goes on, and weights come while another part of the model computes. All else is waited
-/// for.
-fn when(axis: Axis, operation: &Operation, phase: Phase) -> When {
-    let of_holders = matches!(axis, Axis::World | Axis::Data | Axis::ExpertData(_));
-    match (operation.collective(), operation) {
-        (Collective::AllReduce | Collective::ReduceScatter, _) if of_holders && phase == Phase::Backward => {
-            When::Behind
-        }
-        (_, Operation::AllGather { send: Payload::Opaque(..), .. }) if of_holders && phase != Phase::Update => {
-            When::Ahead
-        }
-        _ => When::Now,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use guildhall_comm::Collective;
+
+    use super::super::books::When;
     use super::super::recipe::task;
     use super::*;
 
@@ -341,12 +302,13 @@ mod tests {
     #[test]
     fn what_layers_repeat_is_estimated_as_it_is_walked() {
         let deep = ["model.layers=13", "parallel.bucket_bytes=1"];
-        let more: [&[&str]; 5] = [
+        let more: [&[&str]; 6] = [
             &[],
             &["memory.recompute=block"],
             &["moe.layers={ every = 2 }", "parallel.zero=3"],
             &["moe.layers={ every = 3 }", "memory.offload=host", "parallel.zero=2"],
             &["moe.shadowing=force:1", "train.micro_batch=4"],
+            &["parallel.backend=simulated", "parallel.zero=2", "parallel.ranks=2"],
         ];
         for more in more {
             let task = task("quickstart.toml", &[&deep, more].concat());

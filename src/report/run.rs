@@ -96,8 +96,11 @@ impl LoadedRun {
             replaced: Vec::new(),
         };
         let has_log = run.read_log(directory)?;
-        if run.config.is_none() && !has_log {
-            return Err(Error::NotARun { path: directory.to_owned() });
+        // A checkpoint has the recipe, too.
+        let is_checkpoint = directory.join("manifest.json").is_file();
+        if !has_log && (run.config.is_none() || is_checkpoint) {
+            let beyond = directory.ancestors().skip(1).find(|folder| folder.join(METRICS_FILE).is_file());
+            return Err(Error::NotARun { path: directory.to_owned(), is_checkpoint, run: beyond.map(Path::to_owned) });
         }
         run.forget_outdated_summary();
         if let Some(summary) = &run.summary {

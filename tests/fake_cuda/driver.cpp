@@ -148,6 +148,9 @@ size_t memory_size() { return (size_t)fake::number("MEMORY", 1 << 30); }
 // What other programs leave of it.
 size_t room() { return (size_t)fake::number("ROOM", (long long)memory_size()); }
 
+// Of it, what others leave once the program has asked for how much there is.
+size_t left() { return (size_t)fake::number("LEFT", (long long)room()); }
+
 // FAKE_CUDA_CAPABILITY has that of every device, with commas between them; the last is also that of those after it.
 void capability(int device, int& major, int& minor) {
     std::string set = fake::setting("CAPABILITY", "9.0");
@@ -388,6 +391,7 @@ EXPORT CUresult cuDriverGetVersion(int* version) {
 
 EXPORT CUresult cuDeviceGetCount(int* count) {
     if (!is_initialized) return NOT_INITIALIZED;
+    ::count("looks for devices", 1);
     *count = device_count();
     return SUCCESS;
 }
@@ -611,7 +615,7 @@ EXPORT CUresult cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     BEGIN;
     if (!bytes) return INVALID_VALUE;
     size_t pages = in_pages(bytes);
-    if (current->held + pages > room() || fails("alloc", "")) return OUT_OF_MEMORY;
+    if (current->held + pages > left() || fails("alloc", "")) return OUT_OF_MEMORY;
     // A page that nobody has lies on either side; the end is as near to it as alignment allows.
     uintptr_t first = arena_next + PAGE;
     arena_next = first + pages;

@@ -15,7 +15,7 @@ use guildhall_tensor::{Device, DeviceFailure, Dtype, SimulatedLimits};
 use serde_json::Value;
 
 use crate::parity::{Run, compare};
-use crate::program::{RUN, Workshop, finished};
+use crate::program::{RECIPE, RUN, Workshop, finished};
 use crate::tiny::{Recipe, families, mixtral};
 use crate::world::{ONE, Shape, on_backend, shape, sliced};
 use crate::zero::{Keeping, keeping};
@@ -180,6 +180,33 @@ fn what_one_backend_has_written_another_goes_on_from() {
     }
 }
 
+/// Where devices add up what ranks send is in the account of a run and in its plan: the same bytes in both, beside what a run on
+/// processors has. A budget counts them.
+#[test]
+fn what_devices_add_up_in_is_planned_and_counted() {
+    let shop = Workshop::new();
+    for (i, options) in
+        ["", "--set parallel.expert=2", "--set parallel.zero=2", "--set train.dtype=bf16"].iter().enumerate()
+    {
+        let both = ["cpu", "simulated"].map(|backend| {
+            let options = format!("--ranks 2 --set train.steps=2 --set train.eval_every=0 {options}");
+            let plan = format!("plan {RECIPE} {options} --json --device h100 --set parallel.backend={backend}");
+            let planned: Value = serde_json::from_str(&shop.succeeds(&plan).out).unwrap();
+            let run = format!("runs/{backend}-{i}");
+            shop.train(&format!("{options} --backend {backend} --set run.dir={run}"));
+            let [planned, held] = [&planned["bytes_total"], &shop.summary(&run)["peak_bytes_by_rank"][0]["total"]];
+            [planned, held].map(|bytes| bytes.as_u64().unwrap())
+        });
+        let [planned, held] = [0, 1].map(|i| both[1][i] - both[0][i]);
+        assert!(planned == held && held > 0, "{options}: {both:?}");
+    }
+    let [cpu, simulated] = ["cpu", "simulated"].map(|backend| format!("train {RECIPE} --ranks 2 --backend {backend}"));
+    let total = shop.summary("runs/simulated-0")["peak_bytes_by_rank"][0]["total"].as_u64().unwrap();
+    let tight = format!("--set memory.budget={} --set train.steps=1 --set run.dir=runs/tight", total - 1);
+    shop.succeeds(&format!("{cpu} {tight}"));
+    shop.fails(&format!("{simulated} {tight}"), 2, &["memory.budget lets it hold"]);
+}
+
 /// A device without a kernel that a step needs: the run ends with the rank, the place and the kernel, what
 /// was saved stays, and the run goes on from there elsewhere.
 #[test]
@@ -269,4 +296,21 @@ fn devices_are_listed_with_what_they_lack() {
     let lines: Vec<Vec<&str>> = told.lines().map(|line| line.split_whitespace().take(2).collect()).collect();
     assert_eq!(lines, [["cpu", "ready"], ["simulated", "ready"], ["cuda", lines[2][1]]], "{told}");
     assert!(["ready", "missing"].contains(&lines[2][1]), "{told}");
+}
+
+/// Two ways to name the backend have to agree, for whatever command takes both.
+#[test]
+fn a_backend_is_named_once() {
+    let shop = Workshop::new();
+    let both = "--backend cpu --set parallel.backend=simulated";
+    for command in [format!("train {RECIPE}"), format!("bench {RECIPE}"), format!("evaluate {RUN}/checkpoints/latest")]
+    {
+        shop.fails(
+            &format!("{command} {both}"),
+            2,
+            &["--backend cpu and --set parallel.backend=simulated", "one of them"],
+        );
+    }
+    let agreed = "--backend cpu --set parallel.backend=simulated --set parallel.backend=\"cpu\"";
+    shop.succeeds(&format!("train {RECIPE} --set train.steps=1 {agreed}"));
 }

@@ -195,6 +195,43 @@ fn what_a_machine_lacks_is_told() {
     }
 }
 
+/// A library of another version is told of with what it lacks, before anything is done.
+#[test]
+fn what_a_library_lacks_is_told() {
+    let shop = Workshop::new();
+    for (library, function) in [
+        ("libcuda.so.1", "cuMemcpyPeerAsync"),
+        ("libnvrtc.so.13", "nvrtcGetCUBINSize"),
+        ("libcublas.so.13", "cublasSetMathMode"),
+    ] {
+        let folder = shop.path(function);
+        fs::create_dir(&folder).unwrap();
+        for (name, _) in LIBRARIES {
+            let mut bytes = fs::read(FAKE.join(name)).unwrap();
+            if name == library {
+                rename(&mut bytes, function);
+            }
+            fs::write(folder.join(name), bytes).unwrap();
+        }
+        let lacks = format!("{} has no {function}, so it is of another version", library.trim_end_matches(".13"));
+        beside(&shop, &folder, &[], &format!("train {RECIPE} --backend cuda")).failed(2, &[&lacks]);
+        assert!(!shop.path(RUN).exists());
+    }
+}
+
+/// Gives a function of a library another name.
+fn rename(library: &mut [u8], function: &str) {
+    let name = format!("\0{function}\0");
+    let places: Vec<usize> = library
+        .windows(name.len())
+        .enumerate()
+        .filter(|(_, bytes)| *bytes == name.as_bytes())
+        .map(|(at, _)| at)
+        .collect();
+    assert!(!places.is_empty(), "{function} is there");
+    places.into_iter().for_each(|at| library[at + 1] = b'_');
+}
+
 /// Kernels are made for the GPU at hand: a driver that is older than NVRTC takes them if it is of the same major version. Those
 /// of another NVRTC are made anew.
 #[test]
@@ -354,9 +391,11 @@ fn a_gpu_without_room_says_what_would_fit() {
     let shop = Workshop::new();
     let large = format!("train {RECIPE} --backend cuda --set train.batch_tokens=16384");
     let fits = "what fits: --set train.micro_batch=";
-    with(&shop, &[("MEMORY", "48000000")], &large).failed(2, &["its devices have 48.0 MB free for 1 rank", fits]);
+    for full in ["MEMORY", "ROOM"] {
+        with(&shop, &[(full, "48000000")], &large).failed(2, &["its devices have 48.0 MB free for 1 rank", fits]);
+    }
     let words = ["step 1: rank 0, last in layer", "the device has no room for", "CUDA_ERROR_OUT_OF_MEMORY", fits];
-    with(&shop, &[("ROOM", "40000000")], &large).failed(1, &words);
+    with(&shop, &[("LEFT", "40000000")], &large).failed(1, &words);
     // Too full even for measuring what would fit.
     let full = format!("train {RECIPE} --backend cuda");
     with(&shop, &[("MEMORY", "1000000")], &full).failed(1, &["rank 0, before the model: the device has no room for"]);
@@ -365,10 +404,32 @@ fn a_gpu_without_room_says_what_would_fit() {
     ["whole", "broken"].iter().for_each(|run| drop(succeeds(&shop, &[], &train(run, "--set train.steps=2"))));
     succeeds(&shop, &[], &train("whole", "--set train.steps=4 --resume"));
     let resumed = train("broken", "--set train.steps=4 --resume");
-    with(&shop, &[("ROOM", "1200000")], &resumed).failed(1, &["step 3: rank 0", "with --resume it continues from"]);
+    with(&shop, &[("LEFT", "1200000")], &resumed).failed(1, &["step 3: rank 0", "with --resume it continues from"]);
     succeeds(&shop, &[], &resumed);
     let [whole, broken] = ["whole", "broken"].map(|run| numbers(&shop, &format!("runs/{run}")));
     assert_eq!(broken, whole);
+}
+
+/// What other programs have of a GPU is not there for ranks. The device is opened once for a plan, as for a list.
+#[test]
+fn a_plan_measures_what_is_free_on_one_look() {
+    let shop = Workshop::new();
+    let listed = succeeds(&shop, &[], "devices").1;
+    let plan = format!("plan {RECIPE} --set parallel.backend=cuda --json");
+    let planned = |settings: &[(&str, &str)], options: &str| {
+        let (finished, report) = succeeds(&shop, settings, &format!("{plan} {options}"));
+        (serde_json::from_str::<Value>(&finished.out).unwrap()["device"].clone(), report)
+    };
+    let (device, report) = planned(&[("ROOM", "300000000")], "--ranks 1");
+    assert_eq!(
+        (&device["memory"], &device["origins"]["memory"]),
+        (&300_000_000.into(), &"measured".into()),
+        "{device}"
+    );
+    assert!(device["host_memory"].as_u64() > Some(300_000_000), "{device}");
+    assert_eq!([count(&report, "modules"), count(&report, "looks for devices")], [count(&listed, "modules"), 1]);
+    let device = planned(&[("ROOM", "300000000"), ("DEVICES", "2")], "--ranks 4").0;
+    assert_eq!(device["memory"], 150_000_000);
 }
 
 /// Where a call is refused that names itself, the message names it.

@@ -58,6 +58,34 @@ fn a_device_may_be_a_table_of_the_users_own() {
     assert_eq!(slow["device"]["name"], "slow");
 }
 
+/// Every figure says where it is from, in words and in JSON.
+#[test]
+fn figures_say_where_they_are_from() {
+    let shop = Workshop::new();
+    shop.write("my-card.toml", &documented());
+    for (name, origins) in [
+        ("this-machine", ["measured", "measured", "measured", "measured", "assumed"]),
+        ("h100", ["data sheet", "data sheet", "data sheet", "assumed", "usual node"]),
+        ("my-card.toml", ["table"; 5]),
+    ] {
+        let device = planned(&shop, &format!("--device {name}"))["device"].clone();
+        let text = shop.succeeds(&format!("plan {RECIPE} --device {name}")).out;
+        let figures = [
+            ("memory", "memory"),
+            ("flops", "products in bf16"),
+            ("bandwidth", "copies"),
+            ("efficiency", "of which are reached"),
+            ("links", "link between nodes"),
+        ];
+        for ((field, told), origin) in figures.into_iter().zip(origins) {
+            assert_eq!(device["origins"][field], origin, "{name}: {field}");
+            let (_, section) = text.split_once("\ndevice   ").expect("a section of the device");
+            let line = section.lines().find(|line| line.trim_start().starts_with(told)).expect("a line");
+            assert!(line.ends_with(&format!("  {origin}")), "{name}: {line}");
+        }
+    }
+}
+
 #[test]
 fn all_that_is_wrong_with_a_table_is_told_with_its_line() {
     let shop = Workshop::new();

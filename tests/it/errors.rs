@@ -243,6 +243,17 @@ fn what_is_no_checkpoint_is_said_to_be_none() {
     shop.fails(&format!("generate {LATEST} --prompt {long}"), 2, &["--prompt has", "tokens", "32"]);
 }
 
+/// Nobody reads a line of a megabyte: its middle is left out.
+#[test]
+fn an_error_tells_no_more_of_a_line_than_is_read() {
+    let shop = Workshop::new();
+    let long = "ä".repeat(1 << 20);
+    shop.write("long.toml", &format!("[train]\nsteps = \"{long}\n"));
+    let told = shop.run("plan long.toml").err;
+    assert!(told.contains(" bytes left out] ") && told.contains("long.toml:2"), "{} bytes", told.len());
+    assert!(told.len() < 10_000, "{} bytes", told.len());
+}
+
 /// A result that nobody gets is a failure, unless its reader has left.
 #[test]
 fn standard_output_that_takes_nothing_is_noticed() {

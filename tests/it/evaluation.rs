@@ -9,7 +9,7 @@ use safetensors::SafeTensors;
 
 use crate::gates::of_workers;
 use crate::parity::run;
-use crate::program::{RUN, Workshop, reseal};
+use crate::program::{RECIPE, RUN, Workshop, reseal};
 use crate::tiny::{Documents, Recipe, gpt2, mixtral};
 use crate::world::{ONE, on_mesh, shape};
 
@@ -133,7 +133,16 @@ fn a_checkpoint_reads_any_text_by_its_own_tokenizer() {
     let named = format!("{other} --set data.tokenizer={:?}", folder.join("tokenizer.json"));
     let want = shop.succeeds(&named);
     assert!(!want.err.contains("training a tokenizer"), "{}", want.err);
-    assert_eq!(shop.succeeds(&other).out, want.out);
+    let own = shop.succeeds(&other);
+    assert!(own.out == want.out && !own.err.contains("training a tokenizer"), "{}", own.err);
+    // Where the text has been prepared as for training, its tokenizer is there to be compared.
+    shop.succeeds(&format!("prepare {RECIPE} --set data.sources=[\"other.txt\"]"));
+    let compared = shop.succeeds(&other);
+    assert!(compared.out == want.out && compared.err.contains("makes another tokenizer"), "{}", compared.err);
+    // The text of training, prepared anew elsewhere, has the same tokens.
+    let same = shop.succeeds(&format!("evaluate {}", folder.display()));
+    let elsewhere = shop.succeeds(&format!("evaluate {} --set data.cache=elsewhere", folder.display()));
+    assert!(elsewhere.out == same.out && !elsewhere.err.contains("training a tokenizer"), "{}", elsewhere.err);
     // As a model is that came from elsewhere: with a path of another place.
     let recipe = fs::read_to_string(folder.join("config.toml")).unwrap();
     fs::write(folder.join("config.toml"), recipe.replace("tokenizer = \"bpe\"", "tokenizer = \"gone/tokenizer.json\""))

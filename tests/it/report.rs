@@ -10,6 +10,8 @@ use guildhall::metrics::{
 };
 use guildhall::report::{self, render};
 
+use crate::program::{RUN, Workshop};
+
 pub(crate) fn step(step: u64) -> StepRecord {
     StepRecord {
         step,
@@ -626,4 +628,17 @@ fn what_is_no_run_is_refused_with_a_hint() {
     fs::write(empty.path().join("config.toml"), "").unwrap();
     let message = render(empty.path(), None).unwrap_err().to_string();
     assert!(message.contains("summary.json is not a run summary"), "{message}");
+}
+
+/// A checkpoint has a recipe, too, and lies in the run that is meant.
+#[test]
+fn a_report_of_a_checkpoint_names_the_run() {
+    let shop = Workshop::new();
+    shop.train("--set train.steps=2");
+    for folder in ["checkpoints/latest", "checkpoints/step-000002"] {
+        let words = ["is a checkpoint and not a run folder", &format!("here {RUN}\n")];
+        shop.fails(&format!("report {RUN}/{folder}"), 2, &words);
+        assert!(!shop.path(&format!("{RUN}/{folder}/report.html")).exists());
+    }
+    shop.fails(&format!("report {RUN}/checkpoints"), 2, &["is not a run folder", &format!("here {RUN}\n")]);
 }

@@ -9,9 +9,9 @@ use std::process::Command;
 
 use crate::program::{RECIPE, Running, Workshop, damage, wait_until};
 
-/// A rank writes some 4.7 MB.
-const LARGE: &str = "--set model.d_model=64 --set moe.d_expert=512";
-const BYTES_PER_S: u64 = 1_000_000;
+/// A rank writes some 19 MB. An expert is larger than a file of a MiB, so that most of these files have one writer.
+const LARGE: &str = "--set model.d_model=64 --set moe.d_expert=2048";
+const BYTES_PER_S: u64 = 4_000_000;
 /// So that a rank that is away for as long as a write takes is missed, and the disk is slow before the first checkpoint.
 const OPTIONS: &str = "--ranks 2 --set parallel.expert=2 --set parallel.timeout_s=3 --set train.eval_every=0 \
                        --set train.checkpoint_every=24 --set train.steps=49 --set run.dir=disk/run";
@@ -32,7 +32,7 @@ fn done(program: &str, arguments: &[&str]) -> String {
 impl SlowDisk {
     fn new(shop: &Workshop) -> SlowDisk {
         let (image, mounted) = (shop.path("image"), shop.path("disk"));
-        fs::File::create(&image).unwrap().set_len(128 << 20).unwrap();
+        fs::File::create(&image).unwrap().set_len(512 << 20).unwrap();
         fs::create_dir(&mounted).unwrap();
         let device = done("losetup", &["--find", "--show", image.to_str().unwrap()]);
         // Without a journal: who flushes a file would have that flush what others have written, too, at its own speed.

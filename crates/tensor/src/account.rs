@@ -43,7 +43,8 @@ impl Cause {
     }
 }
 
-/// Live and peak bytes of one device. The counts are of live tensors; memory waiting for reuse is not live.
+/// Live and peak bytes of one device. The counts are of live tensors, and of what collectives of devices add up in; memory
+/// waiting for reuse is not live.
 #[derive(Debug)]
 pub struct Account {
     current: AtomicU8,

@@ -153,6 +153,9 @@ macro_rules! kernels {
                     books.launch(stringify!($name), bytes);
                 }
                 Engine::Accelerator(gpu) => {
+                    #[cfg(test)]
+                    tests::note(stringify!($name), &[(stringify!($first_kind), $first.dtype())
+                        $(, (stringify!($out_kind), $out.dtype()))* $(, (stringify!($in_kind), $in.dtype()))*]);
                     // Made only where there is something to compare: it may look at operands.
                     let tolerance = TwinTolerance::default;
                     $(let _ = tolerance;

@@ -21,8 +21,8 @@ pub enum Reduction {
 }
 
 /// Bytes that a reduction brings together of each rank at a time: enough that a copy's latency does not count. The memory for
-/// them is no tensor's, and no account counts it.
-pub(crate) const PIECE: usize = 4 << 20;
+/// them is no tensor's, and the account counts it.
+pub const PIECE: usize = 4 << 20;
 
 /// A tensor's memory while a collective has it, which counts it ([`crate::Held`]). Offsets and ranges are in bytes.
 ///

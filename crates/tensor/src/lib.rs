@@ -58,7 +58,7 @@ pub use gpu::{
 pub use gradients::Gradients;
 pub use index::{Index, Indices};
 pub use kernel_times::{KernelKind, KernelTime};
-pub use lent::{LentTensor, Reduction};
+pub use lent::{LentTensor, PIECE as REDUCED_PIECE, Reduction};
 pub use nccl::{LentParcel, NcclGroup, NcclRank};
 pub use parameter::{Gradient, Parameter};
 pub use row_ids::RowIds;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::device::{Device, Engine};
 use crate::gpu::nccl::{NcclCommunicator, NcclId, NcclMessage, find_nccl};
-use crate::gpu::{Cuda, DeviceStream, EngineError, Event, on_device};
+use crate::gpu::{Cuda, DeviceStream, EngineError, Event, Gpu, on_device};
 use crate::lent::{LentTensor, PIECE, Reduction};
 
 /// How often groups are looked at.
@@ -88,9 +88,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn cuda(device: &Device) -> &Cuda {
+fn gpu(device: &Device) -> &Gpu {
     let Engine::Accelerator(gpu) = device.engine() else { unreachable!("checked where the rank's were made") };
-    gpu.engine().cuda().expect("checked where the rank's were made")
+    gpu
+}
+
+fn cuda(device: &Device) -> &Cuda {
+    gpu(device).engine().cuda().expect("checked where the rank's were made")
 }
 
 /// Whether NCCL can carry tensors of this device.
@@ -234,8 +238,7 @@ impl NcclGroup {
     /// wait for nobody.
     fn connect(&self) -> Result<(), String> {
         let Some(state) = &self.state else { return Ok(()) };
-        let Engine::Accelerator(gpu) = self.device.engine() else { unreachable!("it is a GPU's") };
-        gpu.with_workspace(&self.device, self.stream, 2 * self.size, |bytes| {
+        gpu(&self.device).with_workspace(&self.device, self.stream, 2 * self.size, |bytes| {
             let peers = (0..self.size).filter(|peer| *peer != self.rank);
             let [sent, received] = [0, self.size].map(|first| {
                 let message = |peer| NcclMessage { peer, address: bytes.address() + (first + peer) as u64, bytes: 1 };
@@ -348,6 +351,7 @@ impl Drop for NcclGroup {
         let since = Instant::now();
         let leave = || {
             cuda(&self.device).finish(self.stream);
+            gpu(&self.device).drop_workspace(&self.device, self.stream);
             let mut has_left = state.communicator.has_left(true)?;
             while !has_left && since.elapsed() < LEFT_WITHIN && self.watch.ended.get().is_none() {
                 thread::sleep(Duration::from_millis(1));

@@ -5,6 +5,7 @@
 //! size: they go over their elements in strides.
 
 mod groups;
+mod libraries;
 pub(crate) mod nccl;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -19,10 +20,11 @@ use cudarc::cublas::result::{self as blas, CublasError};
 use cudarc::cublas::sys as blas_sys;
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, result};
+use cudarc::nvrtc::Ptx;
 use cudarc::nvrtc::result::NvrtcError;
-use cudarc::nvrtc::{self, Ptx};
 
 use groups::ProductGroups;
+use libraries::find_libraries;
 
 use super::call::Launch;
 use super::compile::kept;
@@ -44,6 +46,8 @@ const OLDEST: (i32, i32) = (8, 0);
 /// A GPU of this machine.
 #[derive(Clone, Debug)]
 pub struct CudaDevice {
+    /// Its place among all.
+    pub number: usize,
     pub name: String,
     /// Compute capability.
     pub capability: (i32, i32),
@@ -55,6 +59,15 @@ impl CudaDevice {
     /// Whether it has what kernels need.
     pub fn is_new_enough(&self) -> bool {
         self.capability >= OLDEST
+    }
+
+    /// Bytes of its memory that nobody has taken, beside what the driver takes to look.
+    ///
+    /// # Errors
+    /// If the driver finds fault.
+    pub fn free_bytes(&self) -> Result<usize, EngineError> {
+        let context = CudaContext::new(self.number).map_err(|error| failed("opening the device", error))?;
+        Ok(context.mem_get_info().map_err(|error| failed("asking for free memory", error))?.0)
     }
 }
 
@@ -69,35 +82,22 @@ pub fn cuda_devices() -> Result<Vec<CudaDevice>, EngineError> {
         Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => 0,
         count => count.map_err(|error| failed("counting devices", error))?,
     };
-    let about = |number: i32| -> Result<CudaDevice, DriverError> {
-        let device = result::device::get(number)?;
-        // SAFETY: the driver gave the device.
-        let [bytes, major, minor] = unsafe {
-            let attribute = |which| result::device::get_attribute(device, which);
-            let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-            let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-            [result::device::total_mem(device)?, major as usize, minor as usize]
-        };
-        Ok(CudaDevice { name: result::device::get_name(device)?, capability: (major as i32, minor as i32), bytes })
-    };
     (0..count).map(about).collect::<Result<_, _>>().map_err(|error| failed("looking at devices", error))
 }
 
-/// The loader panics where a library is missing; so they are looked for before.
-fn find_libraries() -> Result<(), EngineError> {
-    let wheels = "install CUDA 13's, or name the folder that has it in LD_LIBRARY_PATH";
-    // SAFETY: libraries of the vendor are loaded, which run nothing that this program relies on.
-    let found = unsafe {
-        [
-            (sys::is_culib_present(), "libcuda.so.1", "it comes with NVIDIA's driver"),
-            (nvrtc::sys::is_culib_present(), "libnvrtc.so", wheels),
-            (blas_sys::is_culib_present(), "libcublas.so", wheels),
-        ]
+/// The GPU of this number, without a look at the others.
+fn about(number: i32) -> Result<CudaDevice, DriverError> {
+    result::init()?;
+    let device = result::device::get(number)?;
+    // SAFETY: the driver gave the device.
+    let [bytes, major, minor] = unsafe {
+        let attribute = |which| result::device::get_attribute(device, which);
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        [result::device::total_mem(device)?, major as usize, minor as usize]
     };
-    let missing = found.into_iter().filter(|(is_there, ..)| !is_there);
-    let missing: Vec<String> =
-        missing.map(|(_, library, hint)| format!("{library} is not to be found: {hint}")).collect();
-    if missing.is_empty() { Ok(()) } else { Err(EngineError::NoLibrary { missing: missing.join("; ") }) }
+    let (name, capability) = (result::device::get_name(device)?, (major as i32, minor as i32));
+    Ok(CudaDevice { number: number as usize, name, capability, bytes })
 }
 
 /// A driver takes kernels of its own major version of CUDA and of older ones. The version of NVRTC.
@@ -186,10 +186,13 @@ impl Drop for BlasHandle {
 impl Cuda {
     /// The GPU of this number, with kernels made from `sources`.
     pub(super) fn new(number: usize, sources: &[KernelSource]) -> Result<Cuda, EngineError> {
-        let devices = cuda_devices()?;
-        let count = devices.len();
-        let CudaDevice { name, capability, .. } =
-            devices.into_iter().nth(number).ok_or(EngineError::NoDevice { number, count })?;
+        find_libraries()?;
+        let CudaDevice { name, capability, .. } = match about(number as i32) {
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE | sys::CUresult::CUDA_ERROR_INVALID_DEVICE)) => {
+                return Err(EngineError::NoDevice { number, count: cuda_devices()?.len() });
+            }
+            found => found.map_err(|error| failed("looking at devices", error))?,
+        };
         let (major, minor) = capability;
         if capability < OLDEST {
             return Err(EngineError::TooOld { name, major, minor });

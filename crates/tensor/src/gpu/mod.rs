@@ -56,6 +56,7 @@ use cudarc::driver::CudaEvent;
 use order::{StreamClock, TimedOperation, Use};
 pub use simulated::SimulatedLimits;
 
+use crate::account::Cause;
 use crate::device::Device;
 
 /// A point in a stream.
@@ -155,7 +156,14 @@ pub(crate) struct Gpu {
     /// A device of the host, on which every kernel runs a second time.
     twin: Option<Arc<Device>>,
     /// What collectives bring together, by the only stream that uses it.
-    workspaces: Mutex<BTreeMap<DeviceStream, DeviceMemory>>,
+    workspaces: Mutex<BTreeMap<DeviceStream, Workspace>>,
+}
+
+/// Memory, and how much of it was asked for.
+#[derive(Debug)]
+struct Workspace {
+    memory: DeviceMemory,
+    bytes: usize,
 }
 
 impl Gpu {
@@ -188,17 +196,28 @@ impl Gpu {
         f: impl FnOnce(&DeviceMemory) -> R,
     ) -> R {
         let mut workspaces = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
-        if workspaces.get(&stream).is_none_or(|memory| memory.bytes() < bytes) {
+        let before = workspaces.get(&stream).map_or(0, |workspace| workspace.bytes);
+        if before < bytes {
+            device.account().add(Cause::Communication, (bytes - before) as u64);
             // The old one is freed first, if it may be in the way.
             workspaces.remove(&stream);
             let memory = device.take_memory(self, bytes);
             // Kernels may use what it was before.
             self.engine.wait(stream, &self.point());
-            workspaces.insert(stream, memory);
+            workspaces.insert(stream, Workspace { memory, bytes });
         }
-        let memory = &workspaces[&stream];
+        let Workspace { memory, .. } = &workspaces[&stream];
         memory.forget();
         f(memory)
+    }
+
+    /// A stream of collectives that is done needs its memory no more.
+    pub(crate) fn drop_workspace(&self, device: &Device, stream: DeviceStream) {
+        let dropped = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner).remove(&stream);
+        if let Some(Workspace { memory, bytes }) = dropped {
+            device.account().remove(Cause::Communication, bytes as u64);
+            device.give_memory(memory);
+        }
     }
 
     /// Who checks results.

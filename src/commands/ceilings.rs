@@ -1,0 +1,127 @@
+//! What products and copies reach on a device. Their sizes are found by growing them, so that one rule measures a core, whose
+//! caches small ones show, and a GPU, which begins a product in about the time that it takes for a small one.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use guildhall_comm::{Communicator, Error as CommError, Reduce};
+use guildhall_tensor::{Device, Dtype, Tape, Tensor, on_device};
+
+/// Seconds that a try lasts at least where memory lets it: waiting for a device counts for nothing beside it.
+const LONG_ENOUGH: f64 = 0.02;
+/// Of the size that was found the best of so many tries counts.
+const TRIES: usize = 4;
+/// Sides of the matrices that are multiplied.
+const SIDES: [usize; 2] = [256, 1 << 14];
+/// Rows of a copy, and elements of a row. What is copied most is far more than any cache holds.
+const ROWS: [usize; 2] = [1 << 10, 1 << 18];
+const ROW: usize = 1 << 10;
+
+/// Of one rank, while all ranks do the same.
+pub(super) struct RankCeilings {
+    /// Of products in f32 and in bf16, floating-point operations a second, and of copies, bytes a second.
+    pub(super) rates: [f64; 3],
+    /// Of the matrices in either type.
+    pub(super) sides: [usize; 2],
+}
+
+/// Measures with at most `room` bytes at once, unless the smallest sizes need more. Collective over `world`.
+pub(super) fn ceilings(
+    device: &Arc<Device>,
+    world: &Arc<dyn Communicator>,
+    room: u64,
+) -> Result<RankCeilings, CommError> {
+    let trial = Trial { device, world };
+    let (f32s, f32_seconds) = trial.products(Dtype::F32, room)?;
+    let (bf16s, bf16_seconds) = trial.products(Dtype::Bf16, room)?;
+    let (rows, copy_seconds) = trial.copies(room)?;
+    let flop = |side: usize| 2.0 * (side as f64).powi(3);
+    let copied = (2 * rows * ROW * size_of::<f32>()) as f64;
+    let rates = [flop(f32s) / f32_seconds, flop(bf16s) / bf16_seconds, copied / copy_seconds];
+    Ok(RankCeilings { rates, sides: [f32s, bf16s] })
+}
+
+struct Trial<'a> {
+    device: &'a Arc<Device>,
+    world: &'a Arc<dyn Communicator>,
+}
+
+impl Trial<'_> {
+    fn products(&self, dtype: Dtype, room: u64) -> Result<(usize, f64), CommError> {
+        // With a matrix of f32 of which one of bf16 is made.
+        let bytes = |side: usize| 4 * (side * side * size_of::<f32>()) as u64;
+        self.grown(
+            SIDES,
+            |side| bytes(side) <= room,
+            |side| {
+                let tape = Tape::inference(self.device);
+                // Rows are repeated: a GPU's matrices are too large to be made on the host, and zeros are multiplied faster.
+                let rows: Vec<u32> = (0..side).map(|row| (row % SIDES[0]) as u32).collect();
+                let matrix = |phase: usize| {
+                    let few = Tensor::from_fn(self.device, &[SIDES[0], side], |i| ((i * 7 + phase) % 11) as f32 - 5.0);
+                    tape.constant(few.gathered_rows(&rows).into_dtype(dtype))
+                };
+                let (x, w) = (matrix(0), matrix(3));
+                move || drop(x.linear(&w, None))
+            },
+        )
+    }
+
+    fn copies(&self, room: u64) -> Result<(usize, f64), CommError> {
+        let bytes = |rows: usize| 2 * (rows * ROW * size_of::<f32>()) as u64;
+        self.grown(
+            ROWS,
+            |rows| bytes(rows) <= room,
+            |rows| {
+                let (x, order) = (Tensor::zeros(self.device, &[rows, ROW]), (0..rows as u32).collect::<Vec<_>>());
+                move || drop(x.gathered_rows(&order))
+            },
+        )
+    }
+
+    /// The size, doubled until one run is long enough or the next has no room, and the seconds of a run.
+    fn grown<F: FnMut()>(
+        &self,
+        [least, most]: [usize; 2],
+        fits: impl Fn(usize) -> bool,
+        make: impl Fn(usize) -> F,
+    ) -> Result<(usize, f64), CommError> {
+        // The first run takes memory.
+        let begun = |size: usize| {
+            let mut run = make(size);
+            run();
+            self.device.wait();
+            run
+        };
+        let (mut size, mut run) = (least, begun(least));
+        let mut once = self.seconds(1, &mut run)?;
+        while once < LONG_ENOUGH && 2 * size <= most && self.all(fits(2 * size))? {
+            // Others may have taken what was free. A device that fails otherwise fails again below.
+            let larger = on_device(|| begun(2 * size)).ok();
+            if !self.all(larger.is_some())? {
+                break;
+            }
+            (size, run) = (2 * size, larger.expect("it is there on all ranks"));
+            once = self.seconds(1, &mut run)?;
+        }
+        let runs = (LONG_ENOUGH / once).ceil().clamp(1.0, 1000.0) as usize;
+        let tries = (0..TRIES).map(|_| Ok::<_, CommError>(self.seconds(runs, &mut run)? / runs as f64));
+        Ok((size, tries.collect::<Result<Vec<_>, _>>()?.into_iter().fold(once, f64::min)))
+    }
+
+    /// Of the slowest rank, where all begin together.
+    fn seconds(&self, runs: usize, run: &mut impl FnMut()) -> Result<f64, CommError> {
+        self.world.barrier()?;
+        let begun = Instant::now();
+        (0..runs).for_each(|_| run());
+        self.device.wait();
+        let seconds = begun.elapsed().as_secs_f64().max(1e-9);
+        Ok(self.world.all_reduce(Reduce::Max, vec![seconds])?.into_f64()[0])
+    }
+
+    /// Whether it is so on every rank.
+    fn all(&self, is_so: bool) -> Result<bool, CommError> {
+        let least = self.world.all_reduce(Reduce::Min, vec![f64::from(u8::from(is_so))])?;
+        Ok(least.into_f64()[0] > 0.0)
+    }
+}
