@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::launch::DevicePath;
-use crate::parallel::{AllToAll, Axis, Backend, ExpertTable, Nodes, Transport};
+use crate::parallel::{AllToAll, Axis, Backend, ExpertTable, GpuTransport, Nodes};
 
 /// How what GPUs send each other goes, if there are any.
 pub(super) fn path(config: &Config, path: &DevicePath) -> String {
@@ -11,13 +11,13 @@ pub(super) fn path(config: &Config, path: &DevicePath) -> String {
 }
 
 /// Why that is not the way it was to be.
-pub(super) fn path_notice(config: &Config, path: &DevicePath) -> Option<String> {
+fn path_notice(config: &Config, path: &DevicePath) -> Option<String> {
     let (backend, transport) = (config.parallel.backend, config.parallel.transport);
     match path {
         DevicePath::Host(Some(why)) => {
             Some(format!("what is in GPUs' memory goes from rank to rank {path}, which is slow: {why}"))
         }
-        DevicePath::Own if transport == Transport::Nccl => {
+        DevicePath::Own if transport == GpuTransport::Nccl => {
             let backend = backend.name();
             Some(format!(
                 "parallel.transport = \"nccl\" has nothing to carry: parallel.backend = {backend:?}, with {} ranks",
@@ -63,9 +63,10 @@ fn differ(config: &Config, nodes: &Nodes) -> bool {
     config.parallel.shapes().iter().any(|shape| nodes.may_gather_experts(shape))
 }
 
-/// What a recipe says of nodes that those that there are do not bear out.
-pub(super) fn notices(config: &Config, nodes: &Nodes) -> Vec<String> {
-    way_round(config, nodes).into_iter().chain(logical_nodes(config, nodes)).collect()
+/// What a recipe says of nodes and of GPUs that those that there are do not bear out.
+pub(super) fn notices(config: &Config, nodes: &Nodes, path: &DevicePath) -> Vec<String> {
+    let all = [way_round(config, nodes), logical_nodes(config, nodes), path_notice(config, path)];
+    all.into_iter().flatten().collect()
 }
 
 /// A way that was asked for by name, and saves nothing.
@@ -142,7 +143,7 @@ mod tests {
 
     #[test]
     fn ways_that_save_nothing_are_told() {
-        let told = |set: &[&str], nodes: Nodes| notices(&loaded(set), &nodes);
+        let told = |set: &[&str], nodes: Nodes| notices(&loaded(set), &nodes, &DevicePath::Own);
         assert_eq!(told(&["parallel.all_to_all=auto"], Nodes::one(4)), [""; 0]);
         let one = told(&["parallel.all_to_all=two_level"], Nodes::one(4));
         assert_eq!(one, ["parallel.all_to_all = \"two_level\" is as \"direct\": all ranks are on 1 node"]);
@@ -155,7 +156,7 @@ mod tests {
     fn logical_nodes_that_are_no_nodes_are_told() {
         let told = |logical: &str, nodes: Nodes| {
             let kind = "moe.gate={kind=\"topology\",outside=0.5}";
-            notices(&loaded(&[kind, &format!("moe.logical_nodes={logical}")]), &nodes).len()
+            notices(&loaded(&[kind, &format!("moe.logical_nodes={logical}")]), &nodes, &DevicePath::Own).len()
         };
         assert_eq!(told("2", Nodes::of_consecutive(4, 2)), 0);
         assert_eq!(told("4", Nodes::of_consecutive(4, 1)), 0);

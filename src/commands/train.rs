@@ -93,9 +93,8 @@ pub fn conduct(
     let begin = || if leads { job.begin() } else { Ok(None) };
     let notice = process.agree(|| begin().map_err(CommandFailure::request))?;
     if speaks {
-        notice.iter().for_each(|notice| say(&format!("note: {notice}")));
-        nodes::notices(&job.config, process.nodes()).iter().for_each(|notice| say(&format!("note: {notice}")));
-        nodes::path_notice(&job.config, process.path()).iter().for_each(|notice| say(&format!("note: {notice}")));
+        let notices = nodes::notices(&job.config, process.nodes(), process.path());
+        notices.iter().chain(&notice).for_each(|notice| say(&format!("note: {notice}")));
         say_plan(&plan, &job, process);
         blocks.iter().for_each(|found| say(&format!("products {}", found.told())));
         say_routings(&job.config, &routings);
@@ -222,8 +221,7 @@ fn say_plan(plan: &Forecast, job: &Job, process: &Process) {
     if let train::Start::Weights(source) = &job.start {
         say(&format!("init     the weights of {}, a fresh optimizer", source.folder.display()));
     }
-    let path = nodes::path(config, process.path());
-    say(&format!("mesh     {}{}{path}", mesh(config), nodes::header(config, nodes)));
+    say(&format!("mesh     {}{}", mesh(config), nodes::header(config, nodes) + &nodes::path(config, process.path())));
     nodes::links(config).iter().for_each(|link| say(&format!("link     {link}")));
     let causes = Cause::ALL.iter().map(|&cause| (cause.name(), plan.cost.at_peak.of(cause))).filter(|(_, n)| *n > 0);
     let causes: Vec<String> = causes.map(|(name, n)| format!("{name} {}", bytes(n))).collect();

@@ -5,12 +5,14 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use guildhall_comm::{Communicator, DeviceCarrier, DeviceCarriers, Error};
+use guildhall_comm::control::mailbox;
+use guildhall_comm::wrap::{Agreement, Carried, OnHost, Patience};
+use guildhall_comm::{Communicator, DeviceCarrier, DeviceCarriers, Error, SystemClock};
 use guildhall_tensor::{Device, DeviceFailure, EngineError, NcclId, NcclRank, find_nccl};
 
 use super::Launched;
 use super::backend::gpus;
-use crate::parallel::{self, Backend, NcclCarrier, Transport};
+use crate::parallel::{self, Backend, GpuTransport, NcclCarrier};
 
 /// The way that all ranks of a run take.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +54,7 @@ pub(super) fn told(config: &parallel::Config) -> String {
 }
 
 fn is_wanted(config: &parallel::Config) -> bool {
-    config.backend == Backend::Cuda && config.transport != Transport::Host && config.ranks > 1
+    config.backend == Backend::Cuda && config.transport != GpuTransport::Host && config.ranks > 1
 }
 
 /// The way of ranks of which each is a process, by node and by what each has told.
@@ -74,7 +76,7 @@ pub(super) fn between_processes(config: &parallel::Config, places: &[(&str, &str
     };
     match places.iter().enumerate().find_map(trouble) {
         None => Ok(DevicePath::Nccl),
-        Some(why) if config.transport == Transport::Nccl => {
+        Some(why) if config.transport == GpuTransport::Nccl => {
             Err(format!("parallel.transport = \"nccl\": {why}; \"host\" needs neither"))
         }
         Some(why) => Ok(DevicePath::Host(Some(why))),
@@ -87,12 +89,12 @@ pub(super) fn between_processes(config: &parallel::Config, places: &[(&str, &str
 /// If NCCL is wanted, and why it cannot be had.
 pub(super) fn within_a_process(config: &parallel::Config) -> Result<DevicePath, String> {
     match (config.backend, config.transport) {
-        (Backend::Cuda, Transport::Nccl) if config.ranks > 1 => {
+        (Backend::Cuda, GpuTransport::Nccl) if config.ranks > 1 => {
             let told = told(config);
             between_processes(config, &vec![("here", told.as_str()); config.ranks])
         }
-        (Backend::Cpu, _) | (_, Transport::Auto | Transport::Nccl) => Ok(DevicePath::Own),
-        (_, Transport::Host) => Ok(DevicePath::Host(None)),
+        (Backend::Cpu, _) | (_, GpuTransport::Auto | GpuTransport::Nccl) => Ok(DevicePath::Own),
+        (_, GpuTransport::Host) => Ok(DevicePath::Host(None)),
     }
 }
 
@@ -108,26 +110,58 @@ pub fn transport_is_here(config: &parallel::Config) -> Result<(), String> {
     }
 }
 
-/// Has NCCL carry what is in the memory of `device`, until [`Communicator::carry_by`] says otherwise. Collective.
-///
-/// # Errors
-/// Why it does not.
-pub(super) fn carry(
-    world: &Arc<dyn Communicator>,
-    device: &Arc<Device>,
-    timeout: Duration,
-) -> Result<(), DeviceFailure> {
-    let broken = |reason: String| DeviceFailure::Broken { what: "joining the others".to_owned(), reason };
-    let told: Weak<dyn Communicator> = Arc::downgrade(world);
-    let tell = move |reason: &str| told.upgrade().iter().for_each(|world| world.abort(reason));
-    let rank = NcclRank::new(device, timeout, tell).map_err(|missing| broken(missing.to_string()))?;
-    let carries = world.carry_by(Some(Arc::new(NcclCarriers(rank)))).map_err(|error| match error {
-        Error::Aborted { .. } => DeviceFailure::Ended { reason: error.to_string() },
-        Error::Transport { detail, .. } => broken(detail),
-        error => broken(error.to_string()),
-    })?;
-    assert!(carries, "worlds whose ranks take NCCL have it carry");
-    Ok(())
+impl DevicePath {
+    /// The world of ranks that are threads, with what this way needs: where NCCL carries, what they are asked for is compared
+    /// as between processes.
+    pub(super) fn of_threads(
+        &self,
+        worlds: Vec<Arc<dyn Communicator>>,
+        timeout: Duration,
+    ) -> Vec<Arc<dyn Communicator>> {
+        let lanes = mailbox::lanes(worlds.len());
+        let dressed = |(world, lane)| match self {
+            DevicePath::Own => world,
+            DevicePath::Host(_) => OnHost::wrap(world),
+            DevicePath::Nccl => {
+                Agreement::beside(Carried::around(world), lane, Patience { timeout, clock: SystemClock::new() })
+            }
+        };
+        worlds.into_iter().zip(lanes).map(dressed).collect()
+    }
+
+    /// Has NCCL carry what is in the memory of a rank's device, if this is its way. Collective.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub(super) fn begin(
+        &self,
+        world: &Arc<dyn Communicator>,
+        device: &Arc<Device>,
+        timeout: Duration,
+    ) -> Result<(), DeviceFailure> {
+        if *self != DevicePath::Nccl {
+            return Ok(());
+        }
+        let broken = |reason: String| DeviceFailure::Broken { what: "joining the others".to_owned(), reason };
+        let told: Weak<dyn Communicator> = Arc::downgrade(world);
+        let tell = move |reason: &str| told.upgrade().iter().for_each(|world| world.abort(reason));
+        let rank = NcclRank::new(device, timeout, tell).map_err(|missing| broken(missing.to_string()))?;
+        let carries = world.carry_by(Some(Arc::new(NcclCarriers(rank)))).map_err(|error| match error {
+            Error::Aborted { .. } => DeviceFailure::Ended { reason: error.to_string() },
+            Error::Transport { detail, .. } => broken(detail),
+            error => broken(error.to_string()),
+        })?;
+        assert!(carries, "worlds whose ranks take NCCL have it carry");
+        Ok(())
+    }
+
+    /// When the rank is done, and what it has begun is over.
+    pub(super) fn end(&self, world: &Arc<dyn Communicator>) {
+        if *self == DevicePath::Nccl {
+            // Nothing is carried any more, whatever is met with.
+            let _ = world.carry_by(None);
+        }
+    }
 }
 
 /// NCCL's groups of a rank, opened for groups of ranks.

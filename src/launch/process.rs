@@ -10,11 +10,10 @@ use std::time::Duration;
 
 use guildhall_comm::control::{ControlLane, Received, Signal, mailbox};
 use guildhall_comm::threads::{self, Options};
-use guildhall_comm::wrap::{Agreement, Carried, OnHost, Patience};
 use guildhall_comm::{Clock, Communicator, Failure, Lack, SystemClock};
 use guildhall_tensor::{Blocking, DeviceFailure, on_device};
 
-use super::carriers::{DevicePath, between_processes, carry, told, within_a_process};
+use super::carriers::{DevicePath, between_processes, told, within_a_process};
 use super::ending::{Ending, verdict};
 use super::node::{cores, machine, node};
 use super::{Rank, Refusal, RunFailure, Tellable, in_pool, rank_of, share_of_cores};
@@ -71,14 +70,6 @@ impl RankPlace {
     }
 }
 
-/// A world of threads whose devices' memory is carried, as between processes: what they are asked for is compared over lanes.
-fn carried(worlds: Vec<Arc<dyn Communicator>>, timeout: Duration) -> Vec<Arc<dyn Communicator>> {
-    let lanes = mailbox::lanes(worlds.len());
-    let patience = || Patience { timeout, clock: SystemClock::new() };
-    let carried = |(world, lane)| Agreement::beside(Carried::around(world), lane, patience());
-    worlds.into_iter().zip(lanes).map(carried).collect()
-}
-
 /// What other ranks have said and has not been asked for yet.
 #[derive(Default)]
 struct Heard {
@@ -97,8 +88,11 @@ impl Process {
         let timeout = Duration::from_secs(config.timeout_s);
         let path = within_a_process(config).unwrap_or(DevicePath::Own);
         let worlds = threads::world(config.ranks, Options { timeout });
-        let worlds = if path == DevicePath::Nccl { carried(worlds, timeout) } else { worlds };
-        let members = worlds.into_iter().zip(mailbox::lanes(config.ranks)).map(|(world, lane)| Member { world, lane });
+        let members = path
+            .of_threads(worlds, timeout)
+            .into_iter()
+            .zip(mailbox::lanes(config.ranks))
+            .map(|(world, lane)| Member { world, lane });
         Process { path, ..Process::of_members(members.collect(), config) }
     }
 
@@ -301,11 +295,11 @@ impl Process {
             let is_first_here = world.rank() == first;
             let work = || {
                 let facts = (is_first_here, self.runs_alone);
-                let rank = self.rank(&world, config, threads, facts);
+                let rank = rank_of(world.clone(), config, &self.nodes, (threads, self.blocking), facts);
+                self.path.begin(&world, &rank.device, self.timeout).unwrap_or_else(|failure| failure.raise());
                 let result = in_pool(threads, || f(rank.clone()));
-                // Whatever it has begun is over, or is dropped with the world.
-                if self.path == DevicePath::Nccl && result.is_ok() {
-                    let _ = world.carry_by(None);
+                if result.is_ok() {
+                    self.path.end(&world);
                 }
                 result
             };
@@ -315,23 +309,6 @@ impl Process {
                 resume_unwind(Box::new(Lack { reason: failure.to_string(), is_consequence }))
             })
         })
-    }
-
-    /// What a rank of this process is handed of its world.
-    fn rank(
-        &self,
-        world: &Arc<dyn Communicator>,
-        config: &parallel::Config,
-        threads: usize,
-        facts: (bool, bool),
-    ) -> Rank {
-        let of_path =
-            if matches!(self.path, DevicePath::Host(_)) { OnHost::wrap(world.clone()) } else { world.clone() };
-        let rank = rank_of(of_path, config, &self.nodes, (threads, self.blocking), facts);
-        if self.path == DevicePath::Nccl {
-            carry(world, &rank.device, self.timeout).unwrap_or_else(|failure| failure.raise());
-        }
-        rank
     }
 
     /// The ranks that are not here.

@@ -51,7 +51,7 @@ pub struct Config {
     pub backend: Backend,
     /// How what is in GPUs' memory goes from rank to rank.
     #[serde(default)]
-    pub transport: Transport,
+    pub transport: GpuTransport,
     /// Compute threads per rank; absent means cores divided by ranks.
     #[serde(default)]
     pub threads: Option<usize>,
@@ -111,7 +111,7 @@ impl Backend {
 /// What carries GPUs' memory between ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Transport {
+pub enum GpuTransport {
     /// Threads' GPUs copy from each other. Between processes NCCL, where it is there and each rank has a GPU of its own; else
     /// the host.
     #[default]
@@ -225,7 +225,7 @@ impl Config {
             exchange: Exchange::default(),
             all_to_all: AllToAll::default(),
             backend: Backend::default(),
-            transport: Transport::default(),
+            transport: GpuTransport::default(),
             threads: None,
             migrate: Migrate::Off,
             migrate_candidates: None,

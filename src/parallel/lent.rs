@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::ops::Range;
 
-use guildhall_comm::{DeviceBuffer, DeviceCarrier, Parcel, Reduce};
+use guildhall_comm::{DeviceBuffer, DeviceCarrier, DeviceParcel, Reduce};
 use guildhall_tensor::{LentParcel, LentTensor, NcclGroup, Reduction};
 
 /// A tensor on its way.
@@ -50,9 +50,12 @@ impl DeviceBuffer for LentBuffer {
 /// A group of NCCL's, which carries tensors.
 pub(crate) struct NcclCarrier(pub(crate) NcclGroup);
 
-fn lent<'a>(parcels: &'a [Parcel]) -> Vec<LentParcel<'a>> {
-    let lent =
-        |parcel: &'a Parcel| LentParcel { peer: parcel.peer, tensor: of(parcel.buffer), bytes: parcel.bytes.clone() };
+fn lent<'a>(parcels: &'a [DeviceParcel]) -> Vec<LentParcel<'a>> {
+    let lent = |parcel: &'a DeviceParcel| LentParcel {
+        peer: parcel.peer,
+        tensor: of(parcel.buffer),
+        bytes: parcel.bytes.clone(),
+    };
     parcels.iter().map(lent).collect()
 }
 
@@ -61,14 +64,14 @@ impl DeviceCarrier for NcclCarrier {
         self.0.copy(of(to), first, of(from), bytes);
     }
 
-    fn exchange(&self, sent: &[Parcel], received: &[Parcel]) -> Result<(), String> {
+    fn exchange(&self, sent: &[DeviceParcel], received: &[DeviceParcel]) -> Result<(), String> {
         self.0.exchange(&lent(sent), &lent(received))
     }
 
     fn reduce(
         &self,
         reduce: Reduce,
-        sent: &[Parcel],
+        sent: &[DeviceParcel],
         (own, bytes): (&dyn DeviceBuffer, Range<usize>),
         (to, first): (&dyn DeviceBuffer, usize),
     ) -> Result<(), String> {

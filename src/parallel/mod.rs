@@ -36,7 +36,7 @@ mod zero;
 pub use buckets::{Bucket, Queue, SyncPlan};
 pub(crate) use bytes::cut;
 pub use bytes::{gather_bytes, gather_numbers};
-pub use config::{AllToAll, Backend, Bucketing, Config, Exchange, LinkCost, Migrate, NodeLink, PerLayer, Transport};
+pub use config::{AllToAll, Backend, Bucketing, Config, Exchange, GpuTransport, LinkCost, Migrate, NodeLink, PerLayer};
 pub use experts::ExpertTable;
 pub(crate) use flight::Flight;
 pub use grad_sync::{

@@ -44,7 +44,7 @@ pub trait DeviceBuffer: Any + Debug + Send + Sync {
 
 /// Bytes of a buffer on their way to a rank or from it.
 #[derive(Debug)]
-pub struct Parcel<'a> {
+pub struct DeviceParcel<'a> {
     /// Rank of the group.
     pub peer: usize,
     pub buffer: &'a dyn DeviceBuffer,
@@ -65,7 +65,7 @@ pub trait DeviceCarrier: Send + Sync {
     ///
     /// # Errors
     /// See the trait; so for all that follow.
-    fn exchange(&self, sent: &[Parcel], received: &[Parcel]) -> Result<(), String>;
+    fn exchange(&self, sent: &[DeviceParcel], received: &[DeviceParcel]) -> Result<(), String>;
 
     /// Sends these parcels, and receives as many bytes as `own` has from every peer. Writes the reduction of what came and of
     /// `own`, in rank order, to `to` from an offset on; that may be where `own` is.
@@ -75,7 +75,7 @@ pub trait DeviceCarrier: Send + Sync {
     fn reduce(
         &self,
         reduce: Reduce,
-        sent: &[Parcel],
+        sent: &[DeviceParcel],
         own: (&dyn DeviceBuffer, Range<usize>),
         to: (&dyn DeviceBuffer, usize),
     ) -> Result<(), String>;

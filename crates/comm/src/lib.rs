@@ -59,7 +59,7 @@ use std::sync::Arc;
 
 pub use bell::{Bell, Sleeper};
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use device::{DeviceBuffer, DeviceCarrier, DeviceCarriers, Parcel};
+pub use device::{DeviceBuffer, DeviceCarrier, DeviceCarriers, DeviceParcel};
 pub use error::{Attendance, Error, LastSeen, Party};
 pub use failure::{Failure, Lack};
 pub use half::bf16;

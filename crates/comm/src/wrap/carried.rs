@@ -10,7 +10,7 @@ use std::thread;
 
 use super::Wrapper;
 use crate::Communicator;
-use crate::device::{DeviceBuffer, DeviceCarrier, DeviceCarriers, Parcel};
+use crate::device::{DeviceBuffer, DeviceCarrier, DeviceCarriers, DeviceParcel};
 use crate::error::Error;
 use crate::messages::moves::{Message, MessagePlace, MessageStage, Moves};
 use crate::operation::{Completed, Operation, Reduce, Request};
@@ -167,8 +167,9 @@ impl CarriedOperation {
             MessagePlace::Receive => receive,
             MessagePlace::Part(_) | MessagePlace::Token => unreachable!("a carrier has parts itself, and no barriers"),
         };
-        let parcels = |messages: &[Message]| -> Vec<Parcel> {
-            let parcel = |of: &Message| Parcel { peer: of.peer, buffer: place(of.place), bytes: of.bytes.clone() };
+        let parcels = |messages: &[Message]| -> Vec<DeviceParcel> {
+            let parcel =
+                |of: &Message| DeviceParcel { peer: of.peer, buffer: place(of.place), bytes: of.bytes.clone() };
             messages.iter().map(parcel).collect()
         };
         let Moves { first, copy, sum, second } = Moves::of(self.operation(), rank, size);

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{sleep, spawn};
 use std::time::Duration;
 
-use guildhall_comm::{Communicator, DeviceBuffer, DeviceCarrier, DeviceCarriers, Parcel, Reduce};
+use guildhall_comm::{Communicator, DeviceBuffer, DeviceCarrier, DeviceCarriers, DeviceParcel, Reduce};
 
 use super::late::{LateDevice, Mark, ask, lock, of, reduced, work_up_to};
 
@@ -84,8 +84,8 @@ impl Courier {
         if *lock(&self.couriers.has_ended) { Err("couriers carry nothing any more".to_owned()) } else { Ok(()) }
     }
 
-    fn send(&self, parcels: &[Parcel]) {
-        for Parcel { peer, buffer, bytes } in parcels {
+    fn send(&self, parcels: &[DeviceParcel]) {
+        for DeviceParcel { peer, buffer, bytes } in parcels {
             let (from, bytes) = (of(*buffer), bytes.clone());
             let (mail, route) = (self.couriers.mail.clone(), (self.group, self.rank, *peer));
             let memory = from.memory.clone();
@@ -135,10 +135,10 @@ impl DeviceCarrier for Courier {
         self.begin(&[to, from]);
     }
 
-    fn exchange(&self, sent: &[Parcel], received: &[Parcel]) -> Result<(), String> {
+    fn exchange(&self, sent: &[DeviceParcel], received: &[DeviceParcel]) -> Result<(), String> {
         self.check()?;
         self.send(sent);
-        for Parcel { peer, buffer, bytes } in received {
+        for DeviceParcel { peer, buffer, bytes } in received {
             let (to, bytes) = (of(*buffer), bytes.clone());
             let (memory, receive) = (to.memory.clone(), self.receiving(*peer, bytes.len()));
             ask(&self.lane, vec![to.marked()], move || {
@@ -154,7 +154,7 @@ impl DeviceCarrier for Courier {
     fn reduce(
         &self,
         reduce: Reduce,
-        sent: &[Parcel],
+        sent: &[DeviceParcel],
         (own, bytes): (&dyn DeviceBuffer, Range<usize>),
         (to, first): (&dyn DeviceBuffer, usize),
     ) -> Result<(), String> {

@@ -34,7 +34,7 @@ const NEEDED: [NeededLibrary; 3] = [
                     cuModuleUnload cuModuleGetFunction cuLaunchKernel cuMemAlloc_v2 cuMemFree_v2 cuMemGetInfo_v2 \
                     cuMemHostRegister_v2 cuMemHostUnregister cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 \
                     cuMemcpyDtoDAsync_v2 cuMemcpyPeerAsync cuStreamCreate cuStreamDestroy_v2 cuStreamSynchronize \
-                    cuStreamWaitEvent cuEventCreate cuEventRecord cuEventDestroy_v2",
+                    cuStreamWaitEvent cuEventCreate cuEventRecord cuEventQuery cuEventDestroy_v2",
     },
     NeededLibrary {
         is_there: nvrtc::sys::is_culib_present,
