@@ -1,6 +1,7 @@
 //! How what is in GPUs' memory goes from rank to rank: GPUs of one process copy from each other, NCCL carries it, or it goes
 //! by way of the host.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -34,47 +35,44 @@ impl fmt::Display for DevicePath {
     }
 }
 
-/// GPUs that NCCL would find here.
-///
-/// # Errors
-/// Why it finds none.
-fn reached_by_nccl() -> Result<usize, EngineError> {
-    find_nccl()?;
-    gpus(Backend::Cuda).map(|gpus| gpus.len())
-}
-
-/// What a process tells the others of it: a number of GPUs, or what is missing. Nothing, where nobody asks.
+/// What a process tells the others of it: the GPUs that NCCL would find, or what is missing. Nothing, where nobody asks.
 pub(super) fn told(config: &parallel::Config) -> String {
+    let found = || -> Result<String, EngineError> {
+        find_nccl()?;
+        let gpus = gpus(Backend::Cuda)?;
+        Ok(gpus.into_iter().map(|gpu| format!("{GPU}{}", gpu.identity)).collect::<Vec<_>>().join(" "))
+    };
     match is_wanted(config) {
-        true => {
-            reached_by_nccl().map_or_else(|missing| missing.to_string().replace('\n', " "), |gpus| gpus.to_string())
-        }
+        true => found().unwrap_or_else(|missing| missing.to_string().replace('\n', " ")),
         false => String::new(),
     }
 }
+
+/// Before the identity of a GPU.
+const GPU: &str = "GPU-";
 
 fn is_wanted(config: &parallel::Config) -> bool {
     config.backend == Backend::Cuda && config.transport != GpuTransport::Host && config.ranks > 1
 }
 
-/// The way of ranks of which each is a process, by node and by what each has told.
+/// The way of ranks of which each is a process, by its place among those of its node and by what it has told.
 ///
 /// # Errors
 /// If NCCL is wanted, and why it cannot be had.
-pub(super) fn between_processes(config: &parallel::Config, places: &[(&str, &str)]) -> Result<DevicePath, String> {
+pub(super) fn between_processes(config: &parallel::Config, ranks: &[(usize, &str)]) -> Result<DevicePath, String> {
     if !is_wanted(config) {
         return Ok(if config.backend == Backend::Cuda { DevicePath::Host(None) } else { DevicePath::Own });
     }
-    let trouble = |(rank, &(node, told)): (usize, &(&str, &str))| match told.parse::<usize>() {
-        Err(_) => Some(format!("rank {rank}: {told}")),
-        Ok(gpus) => {
-            let ranks = places.iter().filter(|place| place.0 == node).count();
-            (ranks > gpus).then(|| {
-                format!("rank {rank} is one of {ranks} on a node, whose GPUs are {gpus}, and NCCL takes one for each")
-            })
+    let mut taken: BTreeMap<String, usize> = BTreeMap::new();
+    let mut trouble = |(rank, &(place, told)): (usize, &(usize, &str))| {
+        let gpus: Vec<&str> = told.split(' ').collect();
+        if !gpus.iter().all(|gpu| gpu.starts_with(GPU)) {
+            return Some(format!("rank {rank}: {told}"));
         }
+        let other = taken.insert(gpus[place % gpus.len()].to_owned(), rank)?;
+        Some(format!("ranks {other} and {rank} share a GPU, and NCCL takes one for each"))
     };
-    match places.iter().enumerate().find_map(trouble) {
+    match ranks.iter().enumerate().find_map(&mut trouble) {
         None => Ok(DevicePath::Nccl),
         Some(why) if config.transport == GpuTransport::Nccl => {
             Err(format!("parallel.transport = \"nccl\": {why}; \"host\" needs neither"))
@@ -91,7 +89,8 @@ pub(super) fn within_a_process(config: &parallel::Config) -> Result<DevicePath, 
     match (config.backend, config.transport) {
         (Backend::Cuda, GpuTransport::Nccl) if config.ranks > 1 => {
             let told = told(config);
-            between_processes(config, &vec![("here", told.as_str()); config.ranks])
+            let ranks: Vec<_> = (0..config.ranks).map(|place| (place, told.as_str())).collect();
+            between_processes(config, &ranks)
         }
         (Backend::Cpu, _) | (_, GpuTransport::Auto | GpuTransport::Nccl) => Ok(DevicePath::Own),
         (_, GpuTransport::Host) => Ok(DevicePath::Host(None)),
@@ -165,7 +164,7 @@ impl DevicePath {
 }
 
 /// NCCL's groups of a rank, opened for groups of ranks.
-struct NcclCarriers(NcclRank);
+struct NcclCarriers(Arc<NcclRank>);
 
 impl DeviceCarriers for NcclCarriers {
     fn open(&self, group: &Arc<dyn Communicator>) -> Result<Arc<dyn DeviceCarrier>, String> {

@@ -22,7 +22,7 @@ pub trait Tellable: Display + Send {
 pub struct RunFailure<K> {
     /// The rank that began it.
     pub rank: usize,
-    /// Absent where it could not say: it had not begun, panicked, or was lost.
+    /// Absent where it could not say: its device failed before it began, it panicked, or was lost.
     pub kind: Option<K>,
     pub text: String,
 }
@@ -71,7 +71,7 @@ impl<K: Serialize + DeserializeOwned> Ending<K> {
                 text: failure.to_string(),
             },
             Err(failure) => {
-                let is_consequence = matches!(failure, Failure::Unequipped { lack, .. } if lack.is_consequence);
+                let is_consequence = matches!(failure, Failure::OfDevice { trouble, .. } if trouble.is_consequence);
                 Ending::Failed { kind: None, is_consequence, text: failure.to_string() }
             }
         }

@@ -81,7 +81,7 @@ pub fn share_of_cores(config: &parallel::Config, ranks: usize) -> usize {
 fn rank_of(
     world: Arc<dyn Communicator>,
     config: &parallel::Config,
-    nodes: &Nodes,
+    (nodes, place): (&Nodes, usize),
     (threads, blocking): (usize, Blocking),
     (is_first_here, runs_alone): (bool, bool),
 ) -> Rank {
@@ -91,8 +91,6 @@ fn rank_of(
     };
     let (world, ledger) = Trace::wrap(world);
     // Commands ask for the backend before they begin, so that its absence is a refusal. Here another GPU may be in the way.
-    let (rank, node) = (world.rank(), nodes.of(world.rank()));
-    let place = (0..rank).filter(|&other| nodes.of(other) == node).count();
     let device = device(config.backend, (threads, blocking), place).unwrap_or_else(|missing| {
         DeviceFailure::Broken { what: "its beginning".to_owned(), reason: missing.to_string() }.raise()
     });
@@ -140,7 +138,7 @@ pub fn first_cause<T, E>(
     }
     let is_caused = |failure: &Failure<E>| match failure {
         Failure::Returned(error) => is_consequence(error),
-        Failure::Unequipped { lack, .. } => lack.is_consequence,
+        Failure::OfDevice { trouble, .. } => trouble.is_consequence,
         Failure::Panicked { .. } => false,
     };
     ending::cause(failures, is_caused).map_or(Ok(values), Err)

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use guildhall_comm::control::{ControlLane, Received, Signal, mailbox};
 use guildhall_comm::threads::{self, Options};
-use guildhall_comm::{Clock, Communicator, Failure, Lack, SystemClock};
+use guildhall_comm::{Clock, Communicator, DeviceTrouble, Failure, SystemClock};
 use guildhall_tensor::{Blocking, DeviceFailure, on_device};
 
 use super::carriers::{DevicePath, between_processes, told, within_a_process};
@@ -42,6 +42,8 @@ pub struct Process {
     sharing: usize,
     /// Of all ranks.
     nodes: Nodes,
+    /// Of each rank, among those with which it shares GPUs.
+    places: Vec<usize>,
     runs_alone: bool,
     blocking: Blocking,
     /// Of what is in GPUs' memory, from rank to rank.
@@ -68,6 +70,12 @@ impl RankPlace {
         let mut line = || lines.next().unwrap_or_default();
         RankPlace { machine: line(), node: line(), cores: line(), carriers: line() }
     }
+}
+
+/// Of each rank, how many before it are on the same node.
+fn places_on(nodes: &[&str]) -> Vec<usize> {
+    let before = |rank: usize| nodes[..rank].iter().filter(|node| **node == nodes[rank]).count();
+    (0..nodes.len()).map(before).collect()
 }
 
 /// What other ranks have said and has not been asked for yet.
@@ -126,8 +134,9 @@ impl Process {
             places[rank] = RankPlace::of(&process.hear(rank, None).map_err(Process::lost)?);
         }
         process.settle(&here, &places);
-        let carriers: Vec<_> = places.iter().map(|place| (place.node.as_str(), place.carriers.as_str())).collect();
-        let path = between_processes(config, &carriers);
+        process.places = places_on(&places.iter().map(|place| place.node.as_str()).collect::<Vec<_>>());
+        let carriers = process.places.iter().zip(&places).map(|(place, told)| (*place, told.carriers.as_str()));
+        let path = between_processes(config, &carriers.collect::<Vec<_>>());
         process.path = path.map_err(|text| Refusal { is_request: true, text })?;
         if config.node_link.is_none() {
             process.nodes = Nodes::named(places.into_iter().map(|place| place.node));
@@ -161,6 +170,7 @@ impl Process {
             runs_alone: false,
             blocking: Blocking::default(),
             path: DevicePath::Own,
+            places: (0..ranks).collect(),
         }
     }
 
@@ -295,7 +305,8 @@ impl Process {
             let is_first_here = world.rank() == first;
             let work = || {
                 let facts = (is_first_here, self.runs_alone);
-                let rank = rank_of(world.clone(), config, &self.nodes, (threads, self.blocking), facts);
+                let place = self.places[world.rank()];
+                let rank = rank_of(world.clone(), config, (&self.nodes, place), (threads, self.blocking), facts);
                 self.path.begin(&world, &rank.device, self.timeout).unwrap_or_else(|failure| failure.raise());
                 let result = in_pool(threads, || f(rank.clone()));
                 if result.is_ok() {
@@ -306,7 +317,7 @@ impl Process {
             // What `f` has not made its own error of is met with before it.
             on_device(work).unwrap_or_else(|failure: DeviceFailure| {
                 let is_consequence = matches!(failure, DeviceFailure::Ended { .. });
-                resume_unwind(Box::new(Lack { reason: failure.to_string(), is_consequence }))
+                resume_unwind(Box::new(DeviceTrouble { reason: failure.to_string(), is_consequence }))
             })
         })
     }

@@ -403,6 +403,14 @@ EXPORT CUresult cuDeviceGet(int* device, int ordinal) {
     return SUCCESS;
 }
 
+EXPORT CUresult cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
+    if (device < 0 || device >= device_count()) return INVALID_DEVICE;
+    memset(uuid, 0, 16);
+    // FAKE_CUDA_FIRST is the number that the machine gives the first one that this process sees.
+    uuid[15] = (unsigned char)(device + fake::number("FIRST", 0));
+    return SUCCESS;
+}
+
 EXPORT CUresult cuDeviceGetName(char* name, int length, int) {
     snprintf(name, (size_t)length, "Fake GPU");
     return SUCCESS;

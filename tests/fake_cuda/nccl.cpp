@@ -58,6 +58,7 @@ typedef std::lock_guard<std::recursive_mutex> Guard;
 std::set<Communicator*> communicators;
 thread_local int groups = 0;
 thread_local std::vector<Message> group;
+thread_local std::vector<Communicator*> ended;
 
 template <class F>
 F driver(const char* name) {
@@ -217,16 +218,21 @@ EXPORT Code ncclRecv(void* address, size_t bytes, int type, int peer, Communicat
     return add({of, stream, false, (char*)address, bytes, peer}, type);
 }
 
+static Code end_all();
+
 // A group's messages: what is sent leaves when the stream comes to it, and the stream goes on when all has come.
 EXPORT Code ncclGroupEnd() {
-    Guard guard(mutex);
     if (--groups) return SUCCESS;
+    if (!ended.empty()) return end_all();
+    Guard guard(mutex);
     std::vector<Message> all;
     all.swap(group);
     if (all.empty()) return SUCCESS;
     Communicator* of = all[0].communicator;
     if (Code code = refuse_early(of)) return code;
     if (driver<FakeFails>("fake_fails")("nccl", "group")) return of->failed = SYSTEM;
+    // A process that ends where others wait for it.
+    if (driver<FakeFails>("fake_fails")("nccl", "die")) _exit(9);
     struct Part {
         std::string path;
         Message message;
@@ -304,10 +310,27 @@ EXPORT Code ncclCommDestroy(Communicator* of) {
     return SUCCESS;
 }
 
-EXPORT Code ncclCommAbort(Communicator* of) {
+// Ends communicators. As NCCL does, it waits for what their streams do before them: what waits for another communicator, which
+// is not ended with these, keeps it for ever.
+static Code end_all() {
+    std::vector<Communicator*> all;
+    all.swap(ended);
+    {
+        Guard guard(mutex);
+        for (Communicator* of : all) *of->is_aborted = true;
+    }
+    if (!driver<FakeIsBound>("fake_is_bound")()) fake::misuse("a communicator is aborted without its device");
+    driver<int (*)()>("cuCtxSynchronize")();
     Guard guard(mutex);
-    if (!is_known(of)) fake::misuse("a communicator is aborted that is not there");
-    *of->is_aborted = true;
-    leave(of);
+    for (Communicator* of : all) leave(of);
     return SUCCESS;
+}
+
+EXPORT Code ncclCommAbort(Communicator* of) {
+    {
+        Guard guard(mutex);
+        if (!is_known(of)) fake::misuse("a communicator is aborted that is not there");
+    }
+    ended.push_back(of);
+    return groups ? SUCCESS : end_all();
 }

@@ -80,16 +80,45 @@ fn gpus_of_processes_exchange_by_nccl_or_the_host() {
         let finished = on_gpus(devices, options);
         assert!(finished.code == Some(0) && finished.err.contains(told), "{devices} GPUs: {}", finished.err);
         assert_near(told, &numbers(&shop, &format!("gpus-{devices}")), &numbers(&shop, "threads"), ROUNDING);
-        let few = "goes from rank to rank by way of the host, which is slow: rank 0 is one of 2 on a node";
+        let few = "goes from rank to rank by way of the host, which is slow: ranks 0 and 1 share a GPU";
         assert_eq!(finished.err.contains(few), devices == "1", "{}", finished.err);
     }
     let wanted = format!("{options} --set parallel.transport=nccl");
-    is_refused(&on_gpus("1", &wanted), "parallel.transport = \"nccl\": rank 0 is one of 2 on a node");
-    // One process ends while the other waits on its GPU.
-    let machine = exported(&shop, &[("DEVICES", "2"), ("FAIL", "nccl:group:20")]);
-    let train = format!("{PROGRAM} train {RECIPE} --backend cuda --ranks 2 --set run.dir=broken");
-    let broken = shop.start_shell(&format!("{machine}{TOLD} exec $MPIRUN -n 2 {train}")).wait();
-    assert!(broken.code != Some(0) && broken.err.contains("NCCL: unhandled system error"), "{}", broken.err);
+    is_refused(&on_gpus("1", &wanted), "parallel.transport = \"nccl\": ranks 0 and 1 share a GPU");
+    // A GPU of its own is another process's first.
+    let machine = exported(&shop, &[]);
+    let train =
+        |first: usize| format!("-n 1 env FAKE_CUDA_FIRST={first} {PROGRAM} train {RECIPE} --backend cuda {wanted}");
+    let alone =
+        format!("{machine}{TOLD} exec $MPIRUN {} --set run.dir=alone : {} --set run.dir=alone", train(0), train(1));
+    let alone = shop.start_shell(&alone).wait();
+    assert!(alone.code == Some(0) && alone.err.contains("GPUs' memory by NCCL"), "{}", alone.err);
+}
+
+/// What one process meets with while the other one's GPU waits for it, or will: both end long before their timeout.
+#[test]
+fn a_process_outlives_one_that_nccl_waits_for() {
+    let shop = Workshop::new();
+    let machine = exported(&shop, &[("DEVICES", "2")]);
+    let train = format!("{PROGRAM} train {RECIPE} --backend cuda --ranks 2 --set parallel.expert=2");
+    // While it joins, in the first step, in a later one.
+    for (kind, of, told) in [
+        ("init", 2, "handled system"),
+        ("group", 12, "handled system"),
+        ("group", 40, "handled system"),
+        ("die", 12, "gone"),
+        ("die", 40, "gone"),
+    ] {
+        let run = format!("{train} --set run.dir=runs/{kind}-{of}");
+        let fail = format!("-n 1 env FAKE_CUDA_FAIL=nccl:{kind}:{of} {run}");
+        let begun = Instant::now();
+        // Of a launcher that ends what is left nobody would hear: each process has its own.
+        let finished = shop.start_shell(&format!("{machine}{TOLD} exec $MPIRUN -n 1 {run} : {fail}")).wait();
+        assert!(finished.code != Some(0) && begun.elapsed() < Duration::from_secs(60), "{kind}:{of}: {}", finished.err);
+        let _ = told;
+        eprintln!("=== {kind}:{of} {:?} {:?}\n{}", finished.code, begun.elapsed(), finished.err);
+    }
+    panic!();
 }
 
 /// Whichever process ends first says why; the launcher may then end the others before they do.

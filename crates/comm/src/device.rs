@@ -54,9 +54,9 @@ pub struct DeviceParcel<'a> {
 
 /// Carries what is in devices' memory among the ranks of one group that cannot reach each other's, as NCCL does.
 ///
-/// All ranks of the group ask for the same in the same order. What they ask for is begun in that order, after the marks of the
-/// buffers, which it renews; nothing waits for a device or for another rank. Groups do not wait for each other either: ranks
-/// may ask carriers of several groups in different orders. Errors are the reason why it goes no further.
+/// All ranks of the group ask for the same in the same order, and ranks that share several groups ask those in one order, too:
+/// a device may do all that its rank's carriers are asked for one after the other. It is begun after the marks of the buffers,
+/// which it renews, and nobody waits for a device or for another rank. Errors are the reason why it goes no further.
 pub trait DeviceCarrier: Send + Sync {
     /// Copies `bytes` of `from` to `to` from an offset on, both of this rank's device.
     fn copy(&self, to: (&dyn DeviceBuffer, usize), from: &dyn DeviceBuffer, bytes: Range<usize>);
@@ -89,7 +89,7 @@ pub trait DeviceCarriers: Send + Sync {
     /// Why there is none.
     fn open(&self, group: &Arc<dyn Communicator>) -> Result<Arc<dyn DeviceCarrier>, String>;
 
-    /// Ends what all carriers have under way, so that no device waits for other ranks any more. Any thread may call it, and
-    /// again.
+    /// Ends what all carriers have under way, so that soon no device waits for other ranks any more; does not wait for it. Any
+    /// thread may call it, and again.
     fn end(&self, reason: &str);
 }

@@ -9,13 +9,13 @@ pub enum Failure<E> {
     Returned(E),
     /// Its closure panicked.
     Panicked { rank: usize, message: String },
-    /// It had not what it was to work with.
-    Unequipped { rank: usize, lack: Lack },
+    /// Its device failed, which its closure has not made an error of its own.
+    OfDevice { rank: usize, trouble: DeviceTrouble },
 }
 
-/// What a rank lacks: who makes a rank's equipment unwinds with it ([`std::panic::resume_unwind`]).
+/// A failure of a rank's device: what a rank unwinds with for it ([`std::panic::resume_unwind`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lack {
+pub struct DeviceTrouble {
     pub reason: String,
     /// Whether another rank's failure was the cause.
     pub is_consequence: bool,
@@ -26,7 +26,7 @@ impl<E: fmt::Display> fmt::Display for Failure<E> {
         match self {
             Failure::Returned(error) => error.fmt(f),
             Failure::Panicked { rank, message } => write!(f, "rank {rank} panicked: {message}"),
-            Failure::Unequipped { rank, lack } => write!(f, "rank {rank}: {}", lack.reason),
+            Failure::OfDevice { rank, trouble } => write!(f, "rank {rank}: {}", trouble.reason),
         }
     }
 }

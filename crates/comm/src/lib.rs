@@ -61,7 +61,7 @@ pub use bell::{Bell, Sleeper};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use device::{DeviceBuffer, DeviceCarrier, DeviceCarriers, DeviceParcel};
 pub use error::{Attendance, Error, LastSeen, Party};
-pub use failure::{Failure, Lack};
+pub use failure::{DeviceTrouble, Failure};
 pub use half::bf16;
 pub use operation::{Collective, Completed, Operation, Reduce, Request, Summation};
 pub use payload::{ElementKind, Payload, Span};

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::Communicator;
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
-use crate::failure::{Failure, Lack};
+use crate::failure::{DeviceTrouble, Failure};
 use crate::operation::{Completed, Request, Summation};
 use crate::pending::{InFlight, Pending};
 use crate::rendezvous::{Fate, Lane, Rendezvous};
@@ -107,8 +107,8 @@ fn join_rank<T, E>((rank, handle): RankHandle<'_, T, E>) -> Result<T, Failure<E>
 
 /// What a rank has unwound with.
 fn thrown<E>(rank: usize, thrown: Box<dyn Any + Send>) -> Failure<E> {
-    match thrown.downcast::<Lack>() {
-        Ok(lack) => Failure::Unequipped { rank, lack: *lack },
+    match thrown.downcast::<DeviceTrouble>() {
+        Ok(trouble) => Failure::OfDevice { rank, trouble: *trouble },
         Err(panic) => Failure::Panicked { rank, message: panic_message(panic.as_ref()) },
     }
 }

@@ -73,9 +73,9 @@ impl LentTensor {
         assert!(bytes.start <= bytes.end && bytes.end <= self.bytes(), "bytes {bytes:?} of {}", self.bytes());
     }
 
-    /// What the stream is asked for from here on comes after the mark.
-    pub(crate) fn after_mark(&self, stream: DeviceStream) {
-        self.gpu().engine().wait(stream, &self.marked());
+    /// This device's exchange goes on after the mark.
+    pub(crate) fn await_mark(&self) {
+        self.gpu().engine().wait(DeviceStream::Exchange, &self.marked());
     }
 
     /// The exchange of this device goes on after the mark of `other`.
@@ -99,26 +99,21 @@ impl LentTensor {
     /// If bytes lie beyond either, or types differ.
     #[track_caller]
     pub fn copy(&self, first: usize, from: &LentTensor, bytes: Range<usize>) {
-        self.copy_on(DeviceStream::Exchange, first, from, bytes);
-    }
-
-    /// The same on a stream of this device.
-    #[track_caller]
-    pub(crate) fn copy_on(&self, stream: DeviceStream, first: usize, from: &LentTensor, bytes: Range<usize>) {
         assert_eq!(self.dtype, from.dtype, "bytes are copied, not converted");
         self.check(&(first..first + bytes.len()));
         from.check(&bytes);
         if bytes.is_empty() {
             return;
         }
-        let engine = self.gpu().engine();
-        [self, from].into_iter().for_each(|tensor| engine.wait(stream, &tensor.marked()));
-        engine.copy(stream, (&self.memory, first), (&from.memory, bytes.start), bytes.len());
+        self.exchange_after(self);
+        self.exchange_after(from);
+        let (to, from) = ((&self.memory, first), (&from.memory, bytes.start));
+        self.gpu().engine().copy(DeviceStream::Exchange, to, from, bytes.len());
     }
 
-    /// Begins to copy `bytes` of it to other memory of its device, on a stream that has waited for its mark.
-    pub(crate) fn copy_to(&self, stream: DeviceStream, to: (&DeviceMemory, usize), bytes: Range<usize>) {
-        self.gpu().engine().copy(stream, to, (&self.memory, bytes.start), bytes.len());
+    /// Begins to copy `bytes` of it to other memory of its device, whose exchange has waited for its mark.
+    pub(crate) fn copy_to(&self, to: (&DeviceMemory, usize), bytes: Range<usize>) {
+        self.gpu().engine().copy(DeviceStream::Exchange, to, (&self.memory, bytes.start), bytes.len());
     }
 
     /// Begins to write the reduction of `bytes` of all `from` over those from `first` on, after the marks of all. It may be one
@@ -141,29 +136,23 @@ impl LentTensor {
 
     /// Parts are brought together first: memory of another GPU is copied fast, and read by kernels slowly or not at all.
     fn reduce_piece(&self, first: usize, reduction: Reduction, from: &[&LentTensor], bytes: Range<usize>) {
-        let (engine, each, stream) = (self.gpu().engine(), bytes.len(), DeviceStream::Exchange);
-        self.with_parts(stream, (from.len(), each), |parts| {
+        let (engine, each) = (self.gpu().engine(), bytes.len());
+        self.with_parts(from.len(), each, |parts| {
             for (place, part) in from.iter().enumerate() {
-                engine.copy(stream, (parts, place * each), (&part.memory, bytes.start), each);
+                engine.copy(DeviceStream::Exchange, (parts, place * each), (&part.memory, bytes.start), each);
             }
-            self.reduce_parts(stream, first, reduction, (parts, from.len(), each));
+            self.reduce_parts(first, reduction, (parts, from.len(), each));
         });
     }
 
     /// Calls `f` with memory for so many parts of `each` bytes.
-    pub(crate) fn with_parts<R>(
-        &self,
-        stream: DeviceStream,
-        (parts, each): (usize, usize),
-        f: impl FnOnce(&DeviceMemory) -> R,
-    ) -> R {
-        self.gpu().with_workspace(&self.device, stream, parts * each, f)
+    pub(crate) fn with_parts<R>(&self, parts: usize, each: usize, f: impl FnOnce(&DeviceMemory) -> R) -> R {
+        self.gpu().with_workspace(&self.device, parts * each, f)
     }
 
     /// Begins to write the reduction of parts of `each` bytes over those from `first` on.
     pub(crate) fn reduce_parts(
         &self,
-        stream: DeviceStream,
         first: usize,
         reduction: Reduction,
         (parts, count, each): (&DeviceMemory, usize, usize),
@@ -178,18 +167,13 @@ impl LentTensor {
         (first / size).pass(&mut call);
         (each / size).pass(&mut call);
         (reduction as u32).pass(&mut call);
-        call.launch_on(stream);
+        call.launch_on(DeviceStream::Exchange);
     }
 
     /// Marks it with all that this device's exchange has begun, and with what it was marked with before.
     pub fn mark(&self) {
         self.exchange_after(self);
-        self.mark_on(DeviceStream::Exchange);
-    }
-
-    /// Marks it with all that a stream of this device, which has waited for its mark, has begun.
-    pub(crate) fn mark_on(&self, stream: DeviceStream) {
-        *self.marked() = self.gpu().engine().record(stream);
+        *self.marked() = self.gpu().engine().record(DeviceStream::Exchange);
     }
 
     /// Kernels that are launched from here on come after the mark of `other`, and so does whatever waits for them.
@@ -324,6 +308,18 @@ mod tests {
         peer.mark();
         peer.wait(&peer);
         assert_eq!(peer.into_tensor(&[4]).to_vec(), numbers(&one, 4, 0).to_vec());
+    }
+
+    /// NCCL's groups copy what a rank gives itself, also nothing, and mark both: they still bear what came before.
+    #[test]
+    fn a_mark_behind_a_copy_of_nothing_is_of_what_came_before_it() {
+        let [one, other] = devices();
+        let (to, from) = (numbers(&one, 4, 0).into_lent(), numbers(&one, 4, 1).into_lent());
+        to.copy(0, &from, 0..0);
+        [&to, &from].into_iter().for_each(LentTensor::mark);
+        let peer = numbers(&other, 8, 2).into_lent();
+        peer.copy(0, &to, 0..16);
+        peer.copy(16, &from, 0..16);
     }
 
     /// Peers that read what a rank has reduced wait for its mark.

@@ -1,11 +1,12 @@
 //! Tensors carried by NCCL from one rank's GPU to another's, where ranks share no memory or are to use it all the same.
 //!
-//! A group has a stream of its own. NCCL carries bytes and adds nothing up: parts of a sum are brought together and added in
-//! rank order by the kernel that all collectives use, so that sums have the bits of every other engine.
+//! NCCL carries bytes and adds nothing up: parts of a sum are brought together and added in rank order by the kernel that all
+//! collectives use, so that sums have the bits of every other engine. All groups of a rank take the stream of collectives, one
+//! after the other: kernels of two communicators that wait for other ranks must not keep each other off a GPU.
 //!
 //! What is under way waits on the GPU for other ranks, and a rank that has ended never comes. So a thread looks at all groups
-//! of a rank: it ends them when NCCL reports a failure or nothing comes for too long. Whoever waits for the GPU then learns
-//! of the end ([`DeviceFailure::Ended`]).
+//! of a rank: it finds what NCCL reports and what takes too long, and ends them, also when the world ends. Whoever waits for
+//! the GPU then fails ([`DeviceFailure`]).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -15,11 +16,14 @@ use std::time::{Duration, Instant};
 
 use crate::device::{Device, Engine};
 use crate::gpu::nccl::{NcclCommunicator, NcclId, NcclMessage, find_nccl};
-use crate::gpu::{Cuda, DeviceStream, EngineError, Event, Gpu, on_device};
+use crate::gpu::{Cuda, DeviceFailure, EngineError, Event, Gpu};
 use crate::lent::{LentTensor, PIECE, Reduction};
 
 /// How often groups are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How long after the world's end groups end: other ranks are told first, since a message that is cut off may look whole to
+/// who receives it.
+const TOLD_WITHIN: Duration = Duration::from_millis(100);
 /// How long a group may take to be left by all its ranks, which leave it about together.
 const LEFT_WITHIN: Duration = Duration::from_secs(10);
 
@@ -34,7 +38,6 @@ pub struct LentParcel<'a> {
 /// All groups of one rank.
 #[derive(Debug)]
 pub struct NcclRank {
-    device: Arc<Device>,
     watch: Arc<NcclWatch>,
     watcher: Option<JoinHandle<()>>,
 }
@@ -66,20 +69,26 @@ struct WatchedGroups {
 #[derive(Debug)]
 struct NcclState {
     communicator: NcclCommunicator,
-    /// The end of each operation, and when it was begun.
-    under_way: Mutex<VecDeque<(Event, Instant)>>,
+    under_way: Mutex<VecDeque<NcclExchange>>,
 }
 
-/// This rank's membership in a group, and the stream for what the group does.
+/// Messages on their way.
+#[derive(Debug)]
+struct NcclExchange {
+    begin: Event,
+    end: Event,
+    /// When the GPU was seen to have come to them.
+    since: Option<Instant>,
+}
+
+/// This rank's membership in a group.
 #[derive(Debug)]
 pub struct NcclGroup {
-    device: Arc<Device>,
-    watch: Arc<NcclWatch>,
+    ranks: Arc<NcclRank>,
     /// None of one rank, who sends nothing.
     state: Option<Arc<NcclState>>,
     /// All ranks have joined, and leave it together.
     is_connected: bool,
-    stream: DeviceStream,
     rank: usize,
     size: usize,
 }
@@ -97,26 +106,20 @@ fn cuda(device: &Device) -> &Cuda {
     gpu(device).engine().cuda().expect("checked where the rank's were made")
 }
 
-/// Whether NCCL can carry tensors of this device.
-///
-/// # Errors
-/// What is missing, and where to get it.
-fn nccl_for(device: &Device) -> Result<(), EngineError> {
-    let is_cuda = matches!(device.engine(), Engine::Accelerator(gpu) if gpu.engine().cuda().is_some());
-    if is_cuda { find_nccl() } else { Err(EngineError::NoLibrary { missing: "NCCL is of NVIDIA's GPUs".to_owned() }) }
-}
-
 impl NcclRank {
     /// For a rank on `device`, which waits no longer than `timeout` for others, and has `tell` called when it ends its groups.
     ///
     /// # Errors
-    /// As [`nccl_for`].
+    /// If NCCL is not there, or not for such a device.
     pub fn new(
         device: &Arc<Device>,
         timeout: Duration,
         tell: impl Fn(&str) + Send + Sync + 'static,
-    ) -> Result<NcclRank, EngineError> {
-        nccl_for(device)?;
+    ) -> Result<Arc<NcclRank>, EngineError> {
+        if !matches!(device.engine(), Engine::Accelerator(gpu) if gpu.engine().cuda().is_some()) {
+            return Err(EngineError::NoLibrary { missing: "NCCL is of NVIDIA's GPUs".to_owned() });
+        }
+        find_nccl()?;
         let watch = Arc::new(NcclWatch {
             device: device.clone(),
             groups: Mutex::default(),
@@ -128,35 +131,30 @@ impl NcclRank {
         let watched = watch.clone();
         let thread = thread::Builder::new().name("NCCL's groups".to_owned()).spawn(move || watched.look_on());
         let watcher = Some(thread.unwrap_or_else(|error| panic!("cannot start a thread: {error}")));
-        Ok(NcclRank { device: device.clone(), watch, watcher })
+        Ok(Arc::new(NcclRank { watch, watcher }))
     }
 
-    /// Joins the group that goes by `id`; collective over its ranks, and so that of two groups all have joined the same first.
+    /// Joins the group that goes by `id`, when all its ranks do. Ranks join groups in one order.
     ///
     /// # Errors
     /// Why it is not joined: NCCL's reason, or the end that came before.
-    pub fn join(&self, id: NcclId, rank: usize, size: usize) -> Result<NcclGroup, String> {
-        let (device, watch, cuda) = (self.device.clone(), self.watch.clone(), cuda(&self.device));
-        let stream = cuda.new_lane();
-        let state = match size {
-            1 => None,
-            _ => {
-                let communicator = NcclCommunicator::join(cuda, id, rank, size)?;
-                let state = Arc::new(NcclState { communicator, under_way: Mutex::default() });
-                lock(&watch.groups).groups.push(state.clone());
-                Some(state)
-            }
-        };
-        let mut group = NcclGroup { device, watch, state, is_connected: false, stream, rank, size };
-        group.ready()?;
-        group.connect()?;
+    pub fn join(self: &Arc<NcclRank>, id: NcclId, rank: usize, size: usize) -> Result<NcclGroup, String> {
+        let mut group = NcclGroup { ranks: self.clone(), state: None, is_connected: false, rank, size };
+        if size > 1 {
+            let communicator = NcclCommunicator::join(cuda(&self.watch.device), id, rank, size)?;
+            let state = Arc::new(NcclState { communicator, under_way: Mutex::default() });
+            lock(&self.watch.groups).groups.push(state.clone());
+            group.state = Some(state);
+            group.ready()?;
+            group.connect()?;
+        }
         group.is_connected = true;
         Ok(group)
     }
 
-    /// Ends all groups: nothing on the GPU waits for other ranks any more.
+    /// Ends all groups, soon: then nothing on the GPU waits for other ranks any more. Does not wait for it.
     pub fn end(&self, reason: &str) {
-        self.watch.end(reason);
+        self.watch.end(DeviceFailure::Ended { reason: reason.to_owned() }, reason);
     }
 }
 
@@ -164,7 +162,9 @@ impl Drop for NcclRank {
     fn drop(&mut self) {
         lock(&self.watch.groups).is_closing = true;
         self.watch.news.notify_all();
-        if let Some(watcher) = self.watcher.take() {
+        // The last to let go may be the thread itself, which has told of an end.
+        let watcher = self.watcher.take().filter(|watcher| watcher.thread().id() != thread::current().id());
+        if let Some(watcher) = watcher {
             // It does not panic.
             let _ = watcher.join();
         }
@@ -174,25 +174,37 @@ impl Drop for NcclRank {
 impl NcclWatch {
     fn look_on(&self) {
         cuda(&self.device).bind();
-        let mut held = lock(&self.groups);
-        while !held.is_closing && self.ended.get().is_none() {
-            (held, _) = self.news.wait_timeout(held, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner);
-            let groups = held.groups.clone();
-            drop(held);
-            if let Some(reason) = groups.iter().find_map(|group| group.trouble(self.timeout)) {
-                self.end(&reason);
-                (self.tell)(&reason);
+        loop {
+            let mut held = lock(&self.groups);
+            if !held.is_closing && (self.ended.get().is_none() || held.groups.is_empty()) {
+                (held, _) = self.news.wait_timeout(held, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner);
             }
-            held = lock(&self.groups);
+            let (groups, is_closing) = (held.groups.clone(), held.is_closing);
+            drop(held);
+            if is_closing || self.ended.get().is_some() {
+                if !is_closing && !groups.is_empty() {
+                    thread::sleep(TOLD_WITHIN);
+                }
+                NcclCommunicator::abort_all(groups.iter().map(|group| &group.communicator));
+                lock(&self.groups).groups.retain(|group| !groups.iter().any(|ended| Arc::ptr_eq(group, ended)));
+                if is_closing {
+                    return;
+                }
+            } else if let Some(reason) = groups.iter().find_map(|group| group.trouble(self.timeout)) {
+                let what = "an exchange with other ranks".to_owned();
+                let told = format!("its device fails at {what}: {reason}");
+                self.end(DeviceFailure::Broken { what, reason }, &told);
+                (self.tell)(&told);
+            }
         }
     }
 
-    fn end(&self, reason: &str) {
-        let reason = self.ended.get_or_init(|| reason.to_owned());
-        // First, so that whoever then gets what has not come knows.
-        cuda(&self.device).end_exchange(reason);
-        let groups = lock(&self.groups).groups.clone();
-        groups.iter().for_each(|group| group.communicator.abort());
+    fn end(&self, failure: DeviceFailure, reason: &str) {
+        if self.ended.set(reason.to_owned()).is_ok() {
+            // Before any group ends: whoever then gets what has not come knows.
+            cuda(&self.device).end_exchange(failure);
+            self.news.notify_all();
+        }
     }
 
     fn check(&self) -> Result<(), String> {
@@ -204,13 +216,17 @@ impl NcclState {
     /// What has gone wrong.
     fn trouble(&self, timeout: Duration) -> Option<String> {
         let mut under_way = lock(&self.under_way);
-        while under_way.front().is_some_and(|(end, _)| end.is_over()) {
+        while under_way.front().is_some_and(|exchange| exchange.end.is_over()) {
             under_way.pop_front();
         }
-        let waited = under_way.front().map(|(_, begun)| begun.elapsed()).unwrap_or_default();
-        if waited > timeout {
-            let seconds = waited.as_secs_f64();
-            return Some(format!("its GPU has waited for {seconds:.1} s for what other ranks were to send or to take"));
+        if let Some(exchange) = under_way.front_mut().filter(|exchange| exchange.begin.is_over()) {
+            let waited = exchange.since.get_or_insert_with(Instant::now).elapsed();
+            if waited > timeout {
+                let seconds = waited.as_secs_f64();
+                return Some(format!(
+                    "what they were to send or to take has not come for {seconds:.1} s (parallel.timeout_s)"
+                ));
+            }
         }
         drop(under_way);
         self.communicator.is_ready().err()
@@ -218,17 +234,22 @@ impl NcclState {
 }
 
 impl NcclGroup {
+    fn device(&self) -> &Arc<Device> {
+        &self.ranks.watch.device
+    }
+
     /// Waits until NCCL has begun what it was asked for.
     fn ready(&self) -> Result<(), String> {
-        let Some(state) = &self.state else { return Ok(()) };
+        let (Some(state), watch) = (&self.state, &self.ranks.watch) else { return Ok(()) };
         let since = Instant::now();
         loop {
-            self.watch.check()?;
-            if state.communicator.is_ready().map_err(|reason| self.watch.ended.get().cloned().unwrap_or(reason))? {
+            watch.check()?;
+            if state.communicator.is_ready().map_err(|reason| watch.ended.get().cloned().unwrap_or(reason))? {
                 return Ok(());
             }
-            if since.elapsed() > self.watch.timeout {
-                return Err(format!("NCCL has not begun within {:.1} s", self.watch.timeout.as_secs_f64()));
+            if since.elapsed() > watch.timeout {
+                let seconds = watch.timeout.as_secs_f64();
+                return Err(format!("NCCL has not begun within {seconds:.1} s (parallel.timeout_s)"));
             }
             thread::sleep(Duration::from_micros(20));
         }
@@ -237,23 +258,19 @@ impl NcclGroup {
     /// Sends every rank a byte: what NCCL needs for two ranks' first messages it makes while both are here, so that later calls
     /// wait for nobody.
     fn connect(&self) -> Result<(), String> {
-        let Some(state) = &self.state else { return Ok(()) };
-        gpu(&self.device).with_workspace(&self.device, self.stream, 2 * self.size, |bytes| {
-            let peers = (0..self.size).filter(|peer| *peer != self.rank);
-            let [sent, received] = [0, self.size].map(|first| {
-                let message = |peer| NcclMessage { peer, address: bytes.address() + (first + peer) as u64, bytes: 1 };
-                peers.clone().map(message).collect::<Vec<_>>()
-            });
-            // SAFETY: the workspace is the stream's alone.
-            unsafe { state.communicator.exchange((cuda(&self.device), self.stream), &sent, &received) }
-        })?;
-        self.ready()
+        let bytes = gpu(self.device()).with_workspace(self.device(), 2 * self.size, |bytes| bytes.address());
+        let peers = (0..self.size).filter(|peer| *peer != self.rank);
+        let [sent, received] = [0, self.size].map(|first| {
+            let message = |peer| NcclMessage { peer, address: bytes + (first + peer) as u64, bytes: 1 };
+            peers.clone().map(message).collect::<Vec<_>>()
+        });
+        self.begin(&sent, &received)
     }
 
     /// Copies `bytes` of `from` to `to` from `first` on.
     pub fn copy(&self, to: &LentTensor, first: usize, from: &LentTensor, bytes: Range<usize>) {
-        to.copy_on(self.stream, first, from, bytes);
-        [to, from].into_iter().for_each(|tensor| tensor.mark_on(self.stream));
+        to.copy(first, from, bytes);
+        [to, from].into_iter().for_each(LentTensor::mark);
     }
 
     /// Sends and receives, in whatever order.
@@ -262,10 +279,10 @@ impl NcclGroup {
     /// NCCL's reason, or the end that came before.
     pub fn exchange(&self, sent: &[LentParcel], received: &[LentParcel]) -> Result<(), String> {
         let tensors = || sent.iter().chain(received).map(|parcel| parcel.tensor);
-        tensors().for_each(|tensor| tensor.after_mark(self.stream));
+        tensors().for_each(LentTensor::await_mark);
         let [sent, received] = [sent, received].map(|parcels| parcels.iter().map(message).collect::<Vec<_>>());
         self.begin(&sent, &received)?;
-        tensors().for_each(|tensor| tensor.mark_on(self.stream));
+        tensors().for_each(LentTensor::mark);
         Ok(())
     }
 
@@ -282,20 +299,17 @@ impl NcclGroup {
         (to, first): (&LentTensor, usize),
     ) -> Result<(), String> {
         let tensors = || sent.iter().map(|parcel| parcel.tensor).chain([own, to]);
-        tensors().for_each(|tensor| tensor.after_mark(self.stream));
+        tensors().for_each(LentTensor::await_mark);
         // All ranks cut all parts at the same places.
         let longest = sent.iter().map(|parcel| parcel.bytes.len()).chain([bytes.len()]).max().unwrap_or(0);
         let piece =
             |of: &Range<usize>, start: usize| of.end.min(of.start + start)..of.end.min(of.start + start + PIECE);
         for start in (0..longest).step_by(PIECE) {
-            let sent: Vec<LentParcel> = sent
-                .iter()
-                .map(|parcel| LentParcel { bytes: piece(&parcel.bytes, start), ..*parcel })
-                .filter(|parcel| !parcel.bytes.is_empty())
-                .collect();
+            let parcels = sent.iter().map(|parcel| LentParcel { bytes: piece(&parcel.bytes, start), ..*parcel });
+            let sent: Vec<LentParcel> = parcels.filter(|parcel| !parcel.bytes.is_empty()).collect();
             self.reduce_piece(reduction, &sent, (own, piece(&bytes, start)), (to, first + start))?;
         }
-        tensors().for_each(|tensor| tensor.mark_on(self.stream));
+        tensors().for_each(LentTensor::mark);
         Ok(())
     }
 
@@ -311,30 +325,44 @@ impl NcclGroup {
         if each == 0 {
             return self.begin(&sent, &[]);
         }
-        to.with_parts(self.stream, (self.size, each), |parts| {
-            own.copy_to(self.stream, (parts, self.rank * each), bytes);
+        to.with_parts(self.size, each, |parts| {
+            own.copy_to((parts, self.rank * each), bytes);
             let peers = (0..self.size).filter(|peer| *peer != self.rank);
             let address = |peer: usize| parts.address() + (peer * each) as u64;
             let received: Vec<_> =
                 peers.map(|peer| NcclMessage { peer, address: address(peer), bytes: each }).collect();
             self.begin(&sent, &received)?;
-            to.reduce_parts(self.stream, first, reduction, (parts, self.size, each));
+            to.reduce_parts(first, reduction, (parts, self.size, each));
             Ok(())
         })
     }
 
     fn begin(&self, sent: &[NcclMessage], received: &[NcclMessage]) -> Result<(), String> {
-        self.watch.check()?;
-        let Some(state) = &self.state else { return Ok(()) };
+        let watch = &self.ranks.watch;
+        watch.check()?;
+        let (Some(state), cuda) = (&self.state, cuda(self.device())) else { return Ok(()) };
         if sent.is_empty() && received.is_empty() {
             return Ok(());
         }
-        // SAFETY: whoever lends tensors leaves them where they are until their marks.
-        let begun = unsafe { state.communicator.exchange((cuda(&self.device), self.stream), sent, received) };
-        begun.map_err(|reason| self.watch.ended.get().cloned().unwrap_or(reason))?;
+        let begin = cuda.exchange_point();
+        // SAFETY: whoever lends tensors leaves them where they are until their marks; the rest is the workspace of the stream.
+        let begun = unsafe { state.communicator.exchange(cuda, sent, received) };
+        begun.map_err(|reason| watch.ended.get().cloned().unwrap_or(reason))?;
         self.ready()?;
-        let end = cuda(&self.device).record_end(self.stream);
-        lock(&state.under_way).push_back((end, Instant::now()));
+        lock(&state.under_way).push_back(NcclExchange { begin, end: cuda.exchange_point(), since: None });
+        Ok(())
+    }
+
+    /// Leaves the group with all its ranks.
+    fn leave(&self, state: &NcclState) -> Result<(), String> {
+        let since = Instant::now();
+        cuda(self.device()).finish_exchange();
+        let mut has_left = state.communicator.has_left(true)?;
+        while !has_left && since.elapsed() < LEFT_WITHIN {
+            self.ranks.watch.check()?;
+            thread::sleep(Duration::from_millis(1));
+            has_left = state.communicator.has_left(false)?;
+        }
         Ok(())
     }
 }
@@ -345,24 +373,12 @@ fn message(parcel: &LentParcel) -> NcclMessage {
 }
 
 impl Drop for NcclGroup {
-    /// Ranks leave a group together, or the rank's groups have been ended.
+    /// Of what does not end well the rank's thread takes care: it ends all groups together.
     fn drop(&mut self) {
         let Some(state) = self.state.take() else { return };
-        let since = Instant::now();
-        let leave = || {
-            cuda(&self.device).finish(self.stream);
-            gpu(&self.device).drop_workspace(&self.device, self.stream);
-            let mut has_left = state.communicator.has_left(true)?;
-            while !has_left && since.elapsed() < LEFT_WITHIN && self.watch.ended.get().is_none() {
-                thread::sleep(Duration::from_millis(1));
-                has_left = state.communicator.has_left(false)?;
-            }
-            Ok::<_, String>(())
-        };
-        // Of what failed nobody is left to be told.
-        let is_well = self.is_connected && self.watch.check().is_ok() && !thread::panicking();
-        let _ = is_well.then(|| on_device(leave));
-        state.communicator.abort();
-        lock(&self.watch.groups).groups.retain(|group| !Arc::ptr_eq(group, &state));
+        let is_well = self.is_connected && self.ranks.watch.check().is_ok() && !thread::panicking();
+        if is_well && self.leave(&state).is_ok() {
+            lock(&self.ranks.watch.groups).groups.retain(|group| !Arc::ptr_eq(group, &state));
+        }
     }
 }

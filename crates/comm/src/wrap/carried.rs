@@ -121,8 +121,9 @@ impl Wrapper for Carried {
     }
 
     fn carry_by(&self, carriers: Option<Arc<dyn DeviceCarriers>>) -> Result<bool, Error> {
-        *lock(&self.carrier) = None;
-        *lock(&self.rank.carriers) = carriers.clone();
+        // What was there may end with it, which takes time and may look at either.
+        let before = (lock(&self.carrier).take(), mem::replace(&mut *lock(&self.rank.carriers), carriers.clone()));
+        drop(before);
         if let Some(carriers) = carriers {
             // A world that has ended has ended nothing of these.
             self.rank.ended.get().iter().for_each(|reason| carriers.end(reason));

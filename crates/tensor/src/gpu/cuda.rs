@@ -14,7 +14,7 @@ use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cudarc::cublas::result::{self as blas, CublasError};
 use cudarc::cublas::sys as blas_sys;
@@ -53,6 +53,8 @@ pub struct CudaDevice {
     pub capability: (i32, i32),
     /// Of its memory.
     pub bytes: usize,
+    /// No other GPU has it, on whatever machine.
+    pub identity: String,
 }
 
 impl CudaDevice {
@@ -97,7 +99,8 @@ fn about(number: i32) -> Result<CudaDevice, DriverError> {
         [result::device::total_mem(device)?, major as usize, minor as usize]
     };
     let (name, capability) = (result::device::get_name(device)?, (major as i32, minor as i32));
-    Ok(CudaDevice { number: number as usize, name, capability, bytes })
+    let identity = result::device::get_uuid(device)?.bytes.iter().map(|&byte| format!("{:02x}", byte as u8)).collect();
+    Ok(CudaDevice { number: number as usize, name, capability, bytes, identity })
 }
 
 /// A driver takes kernels of its own major version of CUDA and of older ones. The version of NVRTC.
@@ -155,8 +158,8 @@ pub(crate) struct Cuda {
     products: Mutex<BlasHandle>,
     groups: Mutex<ProductGroups>,
     context: Arc<CudaContext>,
-    /// By [`DeviceStream::index`].
-    streams: RwLock<Vec<Arc<CudaStream>>>,
+    /// By [`DeviceStream`].
+    streams: Vec<Arc<CudaStream>>,
     modules: BTreeMap<&'static str, Arc<CudaModule>>,
     /// By name, those that have been launched.
     functions: Mutex<HashMap<&'static str, CudaFunction>>,
@@ -164,8 +167,8 @@ pub(crate) struct Cuda {
     /// GPUs that copies have come from, by number.
     reached: Mutex<BTreeSet<usize>>,
     blocks: u32,
-    /// Why what other ranks were to send has not come.
-    ended: OnceLock<String>,
+    /// Why what other ranks were to send does not come.
+    ended: OnceLock<DeviceFailure>,
 }
 
 /// Of cuBLAS.
@@ -200,13 +203,13 @@ impl Cuda {
         let compiler = check_driver()?;
         let context = CudaContext::new(number).map_err(|error| failed("opening the device", error))?;
         let stream = || context.new_stream().map_err(|error| failed("making a stream", error));
-        let streams = DeviceStream::FIRST.iter().map(|_| stream()).collect::<Result<Vec<_>, _>>()?;
+        let streams = DeviceStream::ALL.iter().map(|_| stream()).collect::<Result<Vec<_>, _>>()?;
         let modules = modules(&context, capability, compiler, sources)?;
         let processors = context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
         let processors = processors.map_err(|error| failed("counting multiprocessors", error))?;
         let products = BlasHandle(blas::create_handle().map_err(|error| failed("starting cuBLAS", error))?);
         // SAFETY: both are there for as long as the engine is.
-        let set = unsafe { blas::set_stream(products.0, streams[DeviceStream::Compute.index()].cu_stream().cast()) };
+        let set = unsafe { blas::set_stream(products.0, streams[DeviceStream::Compute as usize].cu_stream().cast()) };
         set.map_err(|error| failed("giving cuBLAS its stream", error))?;
         // Sums are f32 where they are taken in parts, too.
         let mode = blas_sys::cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
@@ -215,14 +218,13 @@ impl Cuda {
         set.map_err(|error| failed("having cuBLAS sum in f32", error))?;
         let (functions, products, blocks) = (Mutex::default(), Mutex::new(products), processors as u32 * BLOCKS_EACH);
         let (pinned, reached, groups) = (PinnedBytes::default(), Mutex::default(), Mutex::default());
-        let streams = RwLock::new(streams);
         let ended = OnceLock::new();
         Ok(Cuda { context, streams, modules, functions, products, pinned, reached, blocks, groups, ended })
     }
 
-    fn stream(&self, stream: DeviceStream) -> Arc<CudaStream> {
+    fn stream(&self, stream: DeviceStream) -> &CudaStream {
         done(self.context.bind_to_thread(), "turning to the device");
-        self.streams.read().unwrap_or_else(PoisonError::into_inner)[stream.index()].clone()
+        &self.streams[stream as usize]
     }
 
     /// Has this GPU copy from the other one without a way by the host, if they are wired so. The driver finds another way
@@ -328,7 +330,7 @@ impl Accelerator for Cuda {
     }
 
     fn look(&self, memory: &DeviceMemory, bytes: &mut [u8]) {
-        DeviceStream::FIRST.into_iter().for_each(|stream| self.synchronize(stream));
+        DeviceStream::ALL.into_iter().for_each(|stream| self.synchronize(stream));
         self.download(DeviceStream::Copy, memory, 0, bytes);
     }
 

@@ -155,8 +155,8 @@ pub(crate) struct Gpu {
     engine: Arc<dyn Accelerator>,
     /// A device of the host, on which every kernel runs a second time.
     twin: Option<Arc<Device>>,
-    /// What collectives bring together, by the only stream that uses it.
-    workspaces: Mutex<BTreeMap<DeviceStream, Workspace>>,
+    /// What collectives bring together, on their stream alone.
+    workspace: Mutex<Option<Workspace>>,
 }
 
 /// Memory, and how much of it was asked for.
@@ -180,44 +180,29 @@ impl Gpu {
     }
 
     fn new(engine: Arc<dyn Accelerator>, twin: Option<Arc<Device>>) -> Gpu {
-        Gpu { engine, twin, workspaces: Mutex::default() }
+        Gpu { engine, twin, workspace: Mutex::default() }
     }
 
     pub(crate) fn engine(&self) -> &dyn Accelerator {
         &*self.engine
     }
 
-    /// Calls `f` with memory of at least so many bytes for a stream of collectives.
-    pub(crate) fn with_workspace<R>(
-        &self,
-        device: &Device,
-        stream: DeviceStream,
-        bytes: usize,
-        f: impl FnOnce(&DeviceMemory) -> R,
-    ) -> R {
-        let mut workspaces = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = workspaces.get(&stream).map_or(0, |workspace| workspace.bytes);
+    /// Calls `f` with memory of at least so many bytes for the stream of collectives.
+    pub(crate) fn with_workspace<R>(&self, device: &Device, bytes: usize, f: impl FnOnce(&DeviceMemory) -> R) -> R {
+        let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = workspace.as_ref().map_or(0, |workspace| workspace.bytes);
         if before < bytes {
             device.account().add(Cause::Communication, (bytes - before) as u64);
             // The old one is freed first, if it may be in the way.
-            workspaces.remove(&stream);
+            *workspace = None;
             let memory = device.take_memory(self, bytes);
             // Kernels may use what it was before.
-            self.engine.wait(stream, &self.point());
-            workspaces.insert(stream, Workspace { memory, bytes });
+            self.engine.wait(DeviceStream::Exchange, &self.point());
+            *workspace = Some(Workspace { memory, bytes });
         }
-        let Workspace { memory, .. } = &workspaces[&stream];
+        let Workspace { memory, .. } = workspace.as_ref().expect("it was taken above");
         memory.forget();
         f(memory)
-    }
-
-    /// A stream of collectives that is done needs its memory no more.
-    pub(crate) fn drop_workspace(&self, device: &Device, stream: DeviceStream) {
-        let dropped = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner).remove(&stream);
-        if let Some(Workspace { memory, bytes }) = dropped {
-            device.account().remove(Cause::Communication, bytes as u64);
-            device.give_memory(memory);
-        }
     }
 
     /// Who checks results.

@@ -19,29 +19,16 @@ pub(crate) enum DeviceStream {
     Fetch,
     /// Copies to the host of what is kept there.
     Keep,
-    /// What collectives copy and reduce among devices that reach each other's memory.
+    /// What collectives copy, send and reduce.
     Exchange,
-    /// What one group sends, receives and reduces, by its number: groups do not wait for each other.
-    Lane(u16),
 }
 
 impl DeviceStream {
-    /// Those that every engine has from the beginning.
-    pub(super) const FIRST: [DeviceStream; 5] =
+    pub(super) const ALL: [DeviceStream; 5] =
         [DeviceStream::Compute, DeviceStream::Copy, DeviceStream::Fetch, DeviceStream::Keep, DeviceStream::Exchange];
-
-    /// Its place among an engine's streams, of which lanes are the last.
-    pub(super) fn index(self) -> usize {
-        match self {
-            DeviceStream::Compute => 0,
-            DeviceStream::Copy => 1,
-            DeviceStream::Fetch => 2,
-            DeviceStream::Keep => 3,
-            DeviceStream::Exchange => 4,
-            DeviceStream::Lane(number) => DeviceStream::FIRST.len() + usize::from(number),
-        }
-    }
 }
+
+const STREAMS: usize = DeviceStream::ALL.len();
 
 /// A stream of one of the engines, which each have a number.
 type StreamOf = (usize, DeviceStream);
@@ -96,7 +83,7 @@ pub(crate) enum Use {
 pub(super) struct UseOrder {
     /// Its address is the engine's number.
     identity: Arc<u8>,
-    streams: BTreeMap<DeviceStream, StreamClock>,
+    streams: [StreamClock; STREAMS],
     host: StreamClock,
     /// By address.
     uses: HashMap<u64, Vec<PastUse>>,
@@ -120,7 +107,7 @@ impl UseOrder {
     /// The next operation of `stream`.
     pub(super) fn begin<'a>(&mut self, stream: DeviceStream, what: &'a str) -> TimedOperation<'a> {
         let place = (Arc::as_ptr(&self.identity).addr(), stream);
-        let own = self.streams.entry(stream).or_default();
+        let own = &mut self.streams[stream as usize];
         // The host asks after what it has waited for.
         own.join(&self.host);
         *own.0.entry(place).or_default() += 1;
@@ -151,11 +138,11 @@ impl UseOrder {
     }
 
     pub(super) fn record(&self, stream: DeviceStream) -> StreamClock {
-        self.streams.get(&stream).cloned().unwrap_or_default()
+        self.streams[stream as usize].clone()
     }
 
     pub(super) fn wait(&mut self, stream: DeviceStream, event: &StreamClock) {
-        self.streams.entry(stream).or_default().join(event);
+        self.streams[stream as usize].join(event);
     }
 
     /// The host waits for a stream.

@@ -29,7 +29,7 @@ const NEEDED: [NeededLibrary; 3] = [
         name: "libcuda.so.1",
         hint: "it comes with NVIDIA's driver",
         functions: "cuInit cuDriverGetVersion cuDeviceGetCount cuDeviceGet cuDeviceGetName cuDeviceTotalMem_v2 \
-                    cuDeviceGetAttribute cuGetErrorString cuGetErrorName cuDevicePrimaryCtxRetain \
+                    cuDeviceGetAttribute cuDeviceGetUuid_v2 cuGetErrorString cuGetErrorName cuDevicePrimaryCtxRetain \
                     cuDevicePrimaryCtxRelease_v2 cuCtxEnablePeerAccess cuCtxGetCurrent cuCtxSetCurrent cuCtxSynchronize cuModuleLoad \
                     cuModuleUnload cuModuleGetFunction cuLaunchKernel cuMemAlloc_v2 cuMemFree_v2 cuMemGetInfo_v2 \
                     cuMemHostRegister_v2 cuMemHostUnregister cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 \

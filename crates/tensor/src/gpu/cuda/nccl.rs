@@ -3,6 +3,7 @@
 //! Communicators do not block (`blocking = 0`): a call returns at once, and what it has begun is asked for
 //! ([`NcclCommunicator::is_ready`]), so that no rank waits in the library for another one that has ended.
 
+use std::env;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::mem;
@@ -22,8 +23,12 @@ const IN_PROGRESS: NcclCode = 7;
 /// `ncclUint8`.
 const BYTES: c_int = 1;
 
-/// Of the oldest release whose settings have this form; later ones take them.
-const OLDEST: c_int = 21_800;
+/// The release whose settings have this form; later ones take them.
+const SETTINGS_OF: c_uint = 21_800;
+/// The first that ends several communicators together.
+const OLDEST: c_int = 22_200;
+/// A variable by which users have the library wait.
+const WAITING: &str = "NCCL_COMM_BLOCKING";
 
 /// What ranks of one communicator know it by.
 #[repr(C)]
@@ -51,7 +56,7 @@ impl NcclSettings {
         NcclSettings {
             size: size_of::<NcclSettings>(),
             magic: 0xcafe_beef,
-            version: OLDEST as c_uint,
+            version: SETTINGS_OF,
             blocking: 0,
             cluster_size: UNDEFINED,
             least_blocks: UNDEFINED,
@@ -83,9 +88,12 @@ const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 impl Nccl {
     fn load() -> Result<Nccl, String> {
+        if env::var_os(WAITING).is_some_and(|set| set != "0") {
+            return Err(format!("{WAITING} is set, and a rank would wait in NCCL for one that has ended: unset it"));
+        }
         // SAFETY: the vendor's library runs nothing that this program relies on.
         let found = NAMES.iter().find_map(|name| unsafe { Library::new(name) }.ok());
-        let hint = "install NCCL 2.18 or later for CUDA 13, or name the folder that has it in LD_LIBRARY_PATH";
+        let hint = "install NCCL 2.22 or later, or name the folder that has it in LD_LIBRARY_PATH";
         // Never unloaded: it has threads of its own.
         let library = mem::ManuallyDrop::new(found.ok_or(format!("libnccl.so.2 is not to be found: {hint}"))?);
         /// A function of this name.
@@ -164,17 +172,9 @@ impl NcclId {
 }
 
 impl Cuda {
-    /// A stream for one group's collectives.
-    pub(crate) fn new_lane(&self) -> DeviceStream {
-        let stream = done(self.context.new_stream(), "making a stream");
-        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
-        streams.push(stream);
-        DeviceStream::Lane((streams.len() - 1 - DeviceStream::FIRST.len()) as u16)
-    }
-
-    /// What the stream has been asked for up to now, for any thread to look at.
-    pub(crate) fn record_end(&self, stream: DeviceStream) -> Event {
-        Event::Cuda(done(self.stream(stream).record_event(None), "recording an event"))
+    /// What collectives have been asked for up to now, for any thread to look at.
+    pub(crate) fn exchange_point(&self) -> Event {
+        Event::Cuda(done(self.stream(DeviceStream::Exchange).record_event(None), "recording an event"))
     }
 
     /// Has the calling thread ask this device.
@@ -183,21 +183,21 @@ impl Cuda {
         let _ = self.context.bind_to_thread();
     }
 
-    /// Waits until the stream is done, whatever has become of it.
-    pub(crate) fn finish(&self, stream: DeviceStream) {
-        // Of a device that has failed others tell.
-        let _ = self.stream(stream).synchronize();
+    /// Waits until collectives are done, whatever has become of them.
+    pub(crate) fn finish_exchange(&self) {
+        // As above.
+        let _ = self.stream(DeviceStream::Exchange).synchronize();
     }
 
-    /// From now on who waits for this device learns that what other ranks were to send does not come.
-    pub(crate) fn end_exchange(&self, reason: &str) {
-        let _ = self.ended.set(reason.to_owned());
+    /// From now on who waits for this device fails so.
+    pub(crate) fn end_exchange(&self, failure: DeviceFailure) {
+        let _ = self.ended.set(failure);
     }
 
     /// To be called when the host has waited: it would use what has not come.
     pub(super) fn check_exchange(&self) {
-        if let Some(reason) = self.ended.get() {
-            DeviceFailure::Ended { reason: reason.clone() }.raise();
+        if let Some(failure) = self.ended.get() {
+            failure.clone().raise();
         }
     }
 }
@@ -269,7 +269,7 @@ impl NcclCommunicator {
         Ok(state == SUCCESS)
     }
 
-    /// Begins to send and to receive, on a stream of the device.
+    /// Begins to send and to receive, on the stream of collectives.
     ///
     /// # Errors
     /// The library's reason.
@@ -278,11 +278,11 @@ impl NcclCommunicator {
     /// The addresses have the bytes until the stream is done with them.
     pub(crate) unsafe fn exchange(
         &self,
-        (cuda, stream): (&Cuda, DeviceStream),
+        cuda: &Cuda,
         sent: &[NcclMessage],
         received: &[NcclMessage],
     ) -> Result<(), String> {
-        let stream = cuda.stream(stream).cu_stream().cast::<c_void>();
+        let stream = cuda.stream(DeviceStream::Exchange).cu_stream().cast::<c_void>();
         let held = self.held();
         let (nccl, SharedHandle(handle)) = (self.nccl, held.ok_or(ENDED)?);
         // SAFETY: the caller's promise; the handle is there, and nobody else uses it.
@@ -302,12 +302,19 @@ impl NcclCommunicator {
         }
     }
 
-    /// Ends what is under way. Any thread may, and again.
-    pub(crate) fn abort(&self) {
-        if let Some(SharedHandle(handle)) = self.held().take() {
-            // Nobody is left to be told of a failure.
-            // SAFETY: the handle is there, and nobody will use it any more.
-            let _ = unsafe { (self.nccl.abort)(handle) };
+    /// Ends what communicators of this thread's device have under way: all together, since one alone waits for what the device
+    /// is to do for another first.
+    pub(crate) fn abort_all<'a>(communicators: impl Iterator<Item = &'a NcclCommunicator>) {
+        let ended: Vec<_> = communicators.filter_map(|one| Some((one.nccl, one.held().take()?))).collect();
+        let Some((nccl, _)) = ended.first() else { return };
+        // Nobody is left to be told of a failure.
+        // SAFETY: the handles are there, and nobody will use them any more.
+        unsafe {
+            let _ = (nccl.group_start)();
+            for (nccl, SharedHandle(handle)) in &ended {
+                let _ = (nccl.abort)(*handle);
+            }
+            let _ = (nccl.group_end)();
         }
     }
 
