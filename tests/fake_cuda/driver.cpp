@@ -343,10 +343,10 @@ EXPORT void fake_progress() {
         }
     }
 }
-// The number of the current context's device.
+// The number that the machine gives the current context's device.
 EXPORT int fake_device() {
     Guard guard(mutex);
-    return current ? current->device : -1;
+    return current ? current->device + (int)fake::number("FIRST", 0) : -1;
 }
 EXPORT bool fake_holds(const void* address, size_t bytes) {
     Guard guard(mutex);

@@ -101,24 +101,17 @@ fn a_process_outlives_one_that_nccl_waits_for() {
     let shop = Workshop::new();
     let machine = exported(&shop, &[("DEVICES", "2")]);
     let train = format!("{PROGRAM} train {RECIPE} --backend cuda --ranks 2 --set parallel.expert=2");
-    // While it joins, in the first step, in a later one.
-    for (kind, of, told) in [
-        ("init", 2, "handled system"),
-        ("group", 12, "handled system"),
-        ("group", 40, "handled system"),
-        ("die", 12, "gone"),
-        ("die", 40, "gone"),
-    ] {
-        let run = format!("{train} --set run.dir=runs/{kind}-{of}");
-        let fail = format!("-n 1 env FAKE_CUDA_FAIL=nccl:{kind}:{of} {run}");
+    let (refused, gone) = ("NCCL: unhandled system error", "rank 1 is gone: its control connection");
+    // While it joins, in the first step, and in a later one.
+    let fails = [("init:2", refused), ("group:12", refused), ("group:40", refused), ("die:12", gone), ("die:40", gone)];
+    for (fail, told) in fails {
+        let run = format!("{train} --set run.dir=runs/{}", fail.replace(':', "-"));
+        let failing = format!("env FAKE_CUDA_FAIL=nccl:{fail} {run}");
         let begun = Instant::now();
-        // Of a launcher that ends what is left nobody would hear: each process has its own.
-        let finished = shop.start_shell(&format!("{machine}{TOLD} exec $MPIRUN -n 1 {run} : {fail}")).wait();
-        assert!(finished.code != Some(0) && begun.elapsed() < Duration::from_secs(60), "{kind}:{of}: {}", finished.err);
-        let _ = told;
-        eprintln!("=== {kind}:{of} {:?} {:?}\n{}", finished.code, begun.elapsed(), finished.err);
+        let finished = shop.start_shell(&format!("{machine}{TOLD} exec $MPIRUN -n 1 {run} : -n 1 {failing}")).wait();
+        assert!(finished.code != Some(0) && finished.err.contains(told), "{fail}: {}", finished.err);
+        assert!(begun.elapsed() < Duration::from_secs(60), "{fail}: {:?}", begun.elapsed());
     }
-    panic!();
 }
 
 /// Whichever process ends first says why; the launcher may then end the others before they do.
