@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""libraries.py FOLDER: links libnvrtc.so and libcublas.so of CUDA 13 in FOLDER; prints the folders they lie in, for
-LD_LIBRARY_PATH. PyTorch's wheels come before a toolkit. Loads no PyTorch, which takes seconds."""
+"""libraries.py FOLDER: links libnvrtc.so and libcublas.so of CUDA 13 in FOLDER; prints the folders they and libnccl.so.2 lie
+in, for LD_LIBRARY_PATH. PyTorch's wheels come before a toolkit. Loads no PyTorch, which takes seconds."""
 
 import sys
 from pathlib import Path
@@ -28,4 +28,6 @@ for name in ["libnvrtc.so", "libcublas.so"]:
     link.unlink(missing_ok=True)
     link.symlink_to(places[0])
     found.append(str(places[0].parent))
+nccl = [folder for folder in folders() if (folder / "libnccl.so.2").exists()]
+found.extend(map(str, nccl[:1]))
 print(":".join(dict.fromkeys([*found, *filter(lambda folder: Path(folder).is_dir(), DRIVERS)])))

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use guildhall_comm::{Communicator, Error, Reduce};
-use guildhall_tensor::{Device, Dtype, Tape, Tensor};
+use guildhall_comm::{Communicator, Error, Reduce, Request};
+use guildhall_tensor::{Cause, Device, Dtype, Tape, Tensor};
+
+use super::flight::{Flight, arriving, payload, received};
 
 /// Speeds that hold for every rank of a world.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,8 +21,11 @@ pub struct Rates {
     pub memory: f64,
 }
 
-/// Side of the measured products: about that of an expert's.
+/// Side of the measured products: about that of an expert's. Of a device that is done with them in no time it is doubled, up to
+/// the second one.
 const SIDE: usize = 384;
+const SIDE_MOST: usize = 16 * SIDE;
+const NO_TIME: f64 = 0.005;
 const PRODUCTS: usize = 12;
 /// Elements that each rank sends to each other at once.
 const ELEMENTS: usize = 1 << 18;
@@ -40,16 +45,16 @@ impl Rates {
         group: &Arc<dyn Communicator>,
         world: &Arc<dyn Communicator>,
     ) -> Result<Rates, Error> {
-        let computing = [products(device, dtype), copies(device)];
-        let talking = [exchanges(group, ELEMENTS, EXCHANGES)?, exchanges(group, 1, SHORT_EXCHANGES)?];
+        let computing = [seconds_of_operation(device, dtype), copies(device)];
+        let exchanges = |elements, times| exchanges(device, group, elements, times);
+        let talking = [exchanges(ELEMENTS, EXCHANGES)?, exchanges(1, SHORT_EXCHANGES)?];
         let seconds = [computing, talking].concat();
         let slowest = world.all_reduce(Reduce::Max, seconds)?.into_f64();
-        let flops = 2.0 * (PRODUCTS * SIDE.pow(3)) as f64;
         let bytes = (EXCHANGES * ELEMENTS * (group.size() - 1) * size_of::<f32>()) as f64;
         let bandwidth = if group.size() == 1 { f64::INFINITY } else { bytes / slowest[2] };
         let copied = (2 * COPIES * ROWS * SIDE * size_of::<f32>()) as f64;
         Ok(Rates {
-            flops: flops / slowest[0],
+            flops: 1.0 / slowest[0],
             bandwidth,
             latency: slowest[3] / SHORT_EXCHANGES as f64,
             memory: copied / slowest[1],
@@ -57,12 +62,22 @@ impl Rates {
     }
 }
 
-fn products(device: &Arc<Device>, dtype: Dtype) -> f64 {
+/// Seconds of a floating-point operation in products.
+fn seconds_of_operation(device: &Arc<Device>, dtype: Dtype) -> f64 {
+    let (mut side, mut seconds) = (SIDE, products(device, dtype, SIDE));
+    while device.has_own_memory() && seconds < NO_TIME && side < SIDE_MOST {
+        side *= 2;
+        seconds = products(device, dtype, side);
+    }
+    seconds / (2 * PRODUCTS * side.pow(3)) as f64
+}
+
+fn products(device: &Arc<Device>, dtype: Dtype, side: usize) -> f64 {
     let tape = Tape::inference(device);
-    let side = |phase: usize| {
-        Tensor::from_fn(device, &[SIDE, SIDE], |i| ((i * 7 + phase) % 11) as f32 - 5.0).into_dtype(dtype)
+    let matrix = |phase: usize| {
+        Tensor::from_fn(device, &[side, side], |i| ((i * 7 + phase) % 11) as f32 - 5.0).into_dtype(dtype)
     };
-    let (x, w) = (tape.constant(side(0)), tape.constant(side(3)));
+    let (x, w) = (tape.constant(matrix(0)), tape.constant(matrix(3)));
     seconds_of(device, PRODUCTS, || drop(x.linear(&w, None)))
 }
 
@@ -85,10 +100,19 @@ fn seconds_of(device: &Device, runs: usize, run: impl Fn()) -> f64 {
     begun.elapsed().as_secs_f64()
 }
 
-/// Seconds of so many exchanges, in which each rank sends so many elements to each other.
-fn exchanges(group: &Arc<dyn Communicator>, elements: usize, times: usize) -> Result<f64, Error> {
+/// Seconds of so many exchanges, in which each rank sends so many elements to each other, from where tensors are and by the way
+/// that they take.
+fn exchanges(device: &Arc<Device>, group: &Arc<dyn Communicator>, elements: usize, times: usize) -> Result<f64, Error> {
     let (counts, all) = (vec![elements; group.size()], elements * group.size());
-    let exchange = || group.all_to_all(vec![1.0f32; all], counts.clone(), vec![0.0f32; all], counts.clone());
+    let exchange = || -> Result<(), Error> {
+        let (sent, arrives) =
+            (payload(group, Tensor::zeros(device, &[all])), arriving(group, device, &[all], Dtype::F32));
+        let request = Request::all_to_all(sent, counts.clone(), arrives, counts.clone());
+        let done = Flight::start(group, device, Cause::Communication, request)?.wait()?;
+        drop(received(device, &[all], done));
+        device.wait();
+        Ok(())
+    };
     exchange()?;
     let mut seconds = 0.0;
     for _ in 0..times {

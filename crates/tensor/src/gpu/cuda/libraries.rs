@@ -87,8 +87,8 @@ mod tests {
 
     use super::*;
 
-    /// What the stand-ins of these libraries offer besides: for themselves, for tests, and what products do without.
-    const BESIDES: &str = "fake_queue fake_holds fake_is_bound fake_fails fake_count cuModuleLoadData \
+    /// What the stand-ins of these libraries offer besides: for each other, for tests, and what products do without.
+    const BESIDES: &str = "fake_queue fake_queue_until fake_progress fake_device fake_holds fake_is_bound fake_fails fake_count cuModuleLoadData \
                            cuMemsetD8Async cuEventSynchronize nvrtcGetPTXSize nvrtcGetPTX cublasGemmGroupedBatchedEx";
 
     /// The stand-ins have what tests have seen called. What is called and not listed would panic where it is missing.
