@@ -337,3 +337,25 @@ impl NcclCommunicator {
         self.checked(unsafe { (self.nccl.destroy)(handle) }, handle).map(|()| true)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The vendor's library, where it is installed, has what is called of it, and its words are understood. Without a GPU it
+    /// refuses a group before it looks at the settings.
+    #[test]
+    #[ignore = "wants NVIDIA's library"]
+    fn by_nccl_itself() {
+        let nccl = nccl().unwrap_or_else(|missing| panic!("{missing}"));
+        let id = NcclId::new().unwrap_or_else(|reason| panic!("{reason}"));
+        assert_ne!(id.0, [0; 128]);
+        let (mut handle, mut settings) = (ptr::null_mut(), NcclSettings::without_waiting());
+        // SAFETY: all are there for the call, and a group of one needs nobody else.
+        let code = unsafe { (nccl.init)(&raw mut handle, 1, id, 0, &raw mut settings) };
+        if !matches!(code, SUCCESS | IN_PROGRESS) {
+            let told = nccl.told(code, ptr::null_mut());
+            assert!(told.starts_with("NCCL: unhandled cuda error") && told.contains("Cuda failure"), "{told}");
+        }
+    }
+}
