@@ -67,7 +67,8 @@ pub(super) fn between_processes(config: &parallel::Config, ranks: &[(usize, &str
     let mut trouble = |(rank, &(place, told)): (usize, &(usize, &str))| {
         let gpus: Vec<&str> = told.split(' ').collect();
         if !gpus.iter().all(|gpu| gpu.starts_with(GPU)) {
-            return Some(format!("rank {rank}: {told}"));
+            let lacks = if told.is_empty() { "there is no GPU" } else { told };
+            return Some(format!("rank {rank}: {lacks}"));
         }
         let other = taken.insert(gpus[place % gpus.len()].to_owned(), rank)?;
         Some(format!("ranks {other} and {rank} share a GPU, and NCCL takes one for each"))

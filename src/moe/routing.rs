@@ -159,9 +159,12 @@ impl Selector {
         self.group_tokens.is_none_or(|tokens| !seq.is_multiple_of(tokens)) && self.competes()
     }
 
-    /// Whether all that it reads of the logits is where each token's largest are.
+    /// Whether all that it reads of the logits is where each token's largest are: places may be given out by position or by
+    /// draws.
     pub fn goes_by_largest(&self) -> bool {
-        self.gate.goes_by_largest() && !self.competes()
+        let reads = |overflow| matches!(overflow, Overflow::Probability | Overflow::Reroute | Overflow::Node);
+        let capacity_reads = self.capacity.is_some_and(|capacity| reads(capacity.overflow));
+        self.gate.goes_by_largest() && self.gate.scope() == Scope::Token && !capacity_reads
     }
 
     /// Whether the tokens of a routing group compete for anything.
@@ -329,7 +332,9 @@ impl Selector {
         }
         let (mut logits, mut claims) = (Vec::new(), Claims { slots: format.slots, ..Claims::default() });
         digests.iter().for_each(|words| format.decode(words, &mut logits, &mut claims));
-        let settled = self.settle(&Tokens { logits: &logits, first: group.first(), ids: &[], ..tokens }, claims)?;
+        // Of others it is not known where their largest are, and need not be.
+        let whole = Tokens { logits: &logits, largest: None, first: group.first(), ids: &[], ..tokens };
+        let settled = self.settle(&whole, claims)?;
         let mut start = 0;
         let mine = group.runs.iter().filter_map(|run| {
             start += run.len();

@@ -1,5 +1,6 @@
 //! Gates within training: the same on every mesh, within their limits, and harmless when a user's is wrong.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use guildhall::launch;
@@ -167,6 +168,26 @@ fn route(moe: &moe::Config, logits: &[f32], step: u64) -> Routing {
     launch::run(&config, of_rank).remove(0).expect("a routing")
 }
 
+/// What a rank is shown of some tokens.
+type Shown<'a> = (&'a [f32], Option<Largest<'a>>);
+
+/// Fifty tokens of two ranks, in groups that both have a part in; the second rank's are two runs.
+fn routed_on_two<'a>(moe: &moe::Config, shown: &(impl Fn(Range<usize>) -> Shown<'a> + Sync)) -> Vec<Routing> {
+    let config = parallel::Config { threads: Some(1), ..parallel::Config::of(2, 1) };
+    let route = |rank: launch::Rank| {
+        let of_rank = [[0..20u64, 20..20], [20..40, 40..50]];
+        let (homes, mine) = (Homes::new([0..20, 20..50]), &of_rank[rank.world.rank()]);
+        let (logits, largest) = shown(mine[0].start as usize..mine[1].end as usize);
+        let draws = GateDraws { seed: 3, step: 1, layer: 0, trains: true };
+        let first = mine[0].start;
+        let bias = &[0.0; 6];
+        let tokens = Tokens { logits, largest, experts: 6, first, ids: &[], bias, padding: &[], draws };
+        let peers = Peers { group: &rank.world, homes: &homes, device: &rank.device };
+        moe.widest().selector().route(&tokens.runs(&RowIds::new(mine.clone())), &peers)
+    };
+    launch::run(&config, route).into_iter().map(|routed| routed.expect("a routing")).collect()
+}
+
 /// A gate that goes by the largest logits decides alike whether it is shown those or only where they are, of a part of the
 /// tokens, too; no other gate says so of itself.
 #[test]
@@ -182,33 +203,30 @@ fn where_the_largest_logits_are_is_all_that_some_gates_ask() {
         going.push(kind);
         // Few values, so that many are equal.
         let scores = Tensor::from_fn(&device, &[TOKENS, 6], |i| (i * i % 7) as f32 - 3.0);
-        let (logits, experts) =
-            (scores.to_vec(), scores.top_k(gate.slots()).elements(0..TOKENS * gate.slots()).into_owned());
+        let k = gate.slots();
+        let (logits, experts) = (scores.to_vec(), scores.top_k(k).elements(0..TOKENS * k).into_owned());
         let experts = experts.into_u32s();
-        let draws = GateDraws { seed: 3, step: 1, layer: 0, trains: true };
-        let all = Tokens {
-            logits: &logits,
-            largest: None,
-            experts: 6,
-            first: 0,
-            ids: &[],
-            bias: &[0.0; 6],
-            padding: &[],
-            draws,
-        };
-        let known = Tokens { logits: &[], largest: Some(Largest { experts: &experts, k: gate.slots() }), ..all };
-        let config = parallel::Config { threads: Some(1), ..parallel::Config::of(1, 1) };
-        let routed = |tokens: &Tokens| {
-            let route = |rank: launch::Rank| {
-                // Two runs, of which the second begins at another number.
-                let numbers = RowIds::new([0..20, 30..30 + TOKENS as u64 - 20]);
-                let homes = Homes::alone(0..2 * TOKENS as u64);
-                let peers = Peers { group: &rank.world, homes: &homes, device: &rank.device };
-                moe.widest().selector().route(&tokens.runs(&numbers), &peers)
+        for overflow in [None, Some(Overflow::Position), Some(Overflow::Random)] {
+            let moe = moe::Config {
+                capacity_factor: overflow.map(|_| 0.5),
+                overflow: overflow.unwrap_or_default(),
+                group_tokens: Some(25),
+                ..moe.clone()
             };
-            launch::run(&config, route).remove(0).expect("a routing")
-        };
-        assert_eq!(routed(&known), routed(&all), "{kind:?}");
+            assert!(moe.widest().selector().goes_by_largest(), "{kind:?}, {overflow:?}");
+            let [known, all] = [true, false].map(|is_known| {
+                let shown = |of: Range<usize>| match is_known {
+                    true => (&[][..], Some(Largest { experts: &experts[of.start * k..of.end * k], k })),
+                    false => (&logits[of.start * 6..of.end * 6], None),
+                };
+                routed_on_two(&moe, &shown)
+            });
+            assert_eq!(known, all, "{kind:?}, {overflow:?}");
+        }
+        for overflow in [Overflow::Probability, Overflow::Reroute] {
+            let moe = moe::Config { capacity_factor: Some(0.5), overflow, ..moe.clone() };
+            assert!(!moe.widest().selector().goes_by_largest(), "{kind:?}, {overflow:?}");
+        }
     }
     assert_eq!(going, [GateKind::Naive, GateKind::Noisy, GateKind::Switch, GateKind::Softmax]);
 }
