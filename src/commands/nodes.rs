@@ -20,7 +20,7 @@ fn path_notice(config: &Config, path: &DevicePath) -> Option<String> {
         DevicePath::Own if transport == GpuTransport::Nccl => {
             let backend = backend.name();
             Some(format!(
-                "parallel.transport = \"nccl\" has nothing to carry: parallel.backend = {backend:?}, with {} ranks",
+                "parallel.transport = \"nccl\" has nothing to carry: parallel.backend = {backend:?}, parallel.ranks = {}",
                 config.parallel.ranks
             ))
         }

@@ -181,3 +181,32 @@ impl DeviceCarriers for NcclCarriers {
         self.0.end(reason);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(transport: GpuTransport, ranks: &[(usize, &str)]) -> Result<DevicePath, String> {
+        let config = parallel::Config { backend: Backend::Cuda, transport, ..parallel::Config::of(ranks.len(), 1) };
+        between_processes(&config, ranks)
+    }
+
+    /// By the GPUs that ranks take, whatever each process sees and however many ranks a node has.
+    #[test]
+    fn nccl_needs_a_gpu_for_each_rank() {
+        let (two, other, third) = ("GPU-a GPU-b", "GPU-c GPU-d", "GPU-e");
+        let auto = |ranks: &[(usize, &str)]| path(GpuTransport::Auto, ranks).expect("some way");
+        assert_eq!(auto(&[(0, two), (1, two)]), DevicePath::Nccl);
+        // Two on one node, one on another; a process that sees its own alone.
+        assert_eq!(auto(&[(0, two), (1, two), (0, other)]), DevicePath::Nccl);
+        assert_eq!(auto(&[(0, "GPU-a"), (1, "GPU-b"), (2, third)]), DevicePath::Nccl);
+        let shared = [(0, two), (1, two), (2, two)];
+        let why = "ranks 0 and 2 share a GPU, and NCCL takes one for each";
+        assert_eq!(auto(&shared), DevicePath::Host(Some(why.to_owned())));
+        assert!(path(GpuTransport::Nccl, &shared).expect_err("it is wanted").contains(why));
+        let lacks = [(0, two), (0, "libnccl.so.2 is not to be found"), (1, "")];
+        assert_eq!(auto(&lacks), DevicePath::Host(Some("rank 1: libnccl.so.2 is not to be found".to_owned())));
+        assert_eq!(auto(&[(0, two), (0, "")]), DevicePath::Host(Some("rank 1: there is no GPU".to_owned())));
+        assert_eq!(path(GpuTransport::Host, &[(0, two), (1, two)]), Ok(DevicePath::Host(None)));
+    }
+}

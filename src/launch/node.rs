@@ -25,3 +25,19 @@ pub(super) fn node() -> String {
     let space = fs::read_link("/proc/self/ns/net").map(|space| space.display().to_string());
     format!("{}/{}", machine(), space.unwrap_or_default()).replace(' ', "_")
 }
+
+/// Of each rank, how many before it are on the same node.
+pub(super) fn places_on(nodes: &[&str]) -> Vec<usize> {
+    let before = |rank: usize| nodes[..rank].iter().filter(|node| **node == nodes[rank]).count();
+    (0..nodes.len()).map(before).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_a_node_are_counted_from_the_first() {
+        assert_eq!(places_on(&["a", "b", "a", "a", "b"]), [0, 0, 1, 2, 1]);
+    }
+}

@@ -15,7 +15,7 @@ use guildhall_tensor::{Blocking, DeviceFailure, on_device};
 
 use super::carriers::{DevicePath, between_processes, told, within_a_process};
 use super::ending::{Ending, verdict};
-use super::node::{cores, machine, node};
+use super::node::{cores, machine, node, places_on};
 use super::{Rank, Refusal, RunFailure, Tellable, in_pool, rank_of, share_of_cores};
 use crate::parallel::{self, Nodes};
 
@@ -70,12 +70,6 @@ impl RankPlace {
         let mut line = || lines.next().unwrap_or_default();
         RankPlace { machine: line(), node: line(), cores: line(), carriers: line() }
     }
-}
-
-/// Of each rank, how many before it are on the same node.
-fn places_on(nodes: &[&str]) -> Vec<usize> {
-    let before = |rank: usize| nodes[..rank].iter().filter(|node| **node == nodes[rank]).count();
-    (0..nodes.len()).map(before).collect()
 }
 
 /// What other ranks have said and has not been asked for yet.

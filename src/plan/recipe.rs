@@ -6,7 +6,7 @@ use super::layout::{Layout, RecomputePolicy, Task};
 use crate::config::Config;
 use crate::memory;
 use crate::model::Sizes;
-use crate::parallel::{AllToAll, Backend, Nodes};
+use crate::parallel::{AllToAll, Backend, GpuTransport, Nodes};
 use crate::train;
 
 /// Standard deviations by which a masked model's step may predict more tokens than it does on average.
@@ -43,7 +43,7 @@ impl Task {
                 AllToAll::TwoD => NodeWay::TwoD,
             },
             migrating: train::migrating(config),
-            reduces_on_devices: parallel.backend != Backend::Cpu,
+            reduces_on_devices: parallel.backend != Backend::Cpu && parallel.transport != GpuTransport::Host,
             copies_state: config.train.copies_state(),
             drop_duplicates: config.moe.as_ref().is_some_and(|moe| moe.drop_duplicates),
             ..Layout::of(mesh, parallel.bucketing())

@@ -146,11 +146,10 @@ EXPORT const char* ncclGetLastError(Communicator* of) {
 
 EXPORT Code ncclGetUniqueId(Id* id) {
     Guard guard(mutex);
-    static int made = 0;
     memset(id, 0, sizeof *id);
     std::string base = exists("/dev/shm") ? "/dev/shm" : "/tmp";
-    snprintf(id->bytes, sizeof id->bytes, "%s/fake-nccl-%d-%d", base.c_str(), (int)getpid(), made++);
-    return mkdir(id->bytes, 0700) ? SYSTEM : SUCCESS;
+    snprintf(id->bytes, sizeof id->bytes, "%s/fake-nccl-XXXXXX", base.c_str());
+    return mkdtemp(id->bytes) ? SUCCESS : SYSTEM;
 }
 
 EXPORT Code ncclCommInitRankConfig(Communicator** made, int size, Id id, int rank, Settings* settings) {
@@ -288,6 +287,12 @@ EXPORT Code ncclCommFinalize(Communicator* of) {
 
 static void leave(Communicator* of) {
     unlink(seat(*of, of->rank).c_str());
+    bool is_last = true;
+    for (int rank = 0; rank < of->size; rank++) is_last &= !exists(seat(*of, rank));
+    // With what has been sent and nobody has received.
+    DIR* folder = is_last ? opendir(of->folder.c_str()) : nullptr;
+    while (dirent* entry = folder ? readdir(folder) : nullptr) unlink((of->folder + "/" + entry->d_name).c_str());
+    if (folder) closedir(folder);
     rmdir(of->folder.c_str());
     communicators.erase(of);
     driver<FakeCount>("fake_count")("left communicators", -1);

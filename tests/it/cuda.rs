@@ -292,6 +292,9 @@ fn nccl_carries_what_gpus_send_each_other() {
     };
     by_nccl("--set parallel.expert=2", ROUNDING);
     by_nccl("--set parallel.zero=3 --set train.dtype=bf16", ROUNDING_BF16);
+    // Sums of more than is brought together at a time.
+    let large = "--set model.d_model=1536 --set model.layers=1 --set train.batch_tokens=64 --set train.steps=1";
+    by_nccl(large, ROUNDING);
 }
 
 /// Who wants NCCL is told why it is not to be had.

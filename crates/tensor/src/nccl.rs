@@ -363,7 +363,7 @@ impl NcclGroup {
             thread::sleep(Duration::from_millis(1));
             has_left = state.communicator.has_left(false)?;
         }
-        Ok(())
+        if has_left { Ok(()) } else { Err("not all ranks leave the group".to_owned()) }
     }
 }
 

@@ -30,8 +30,9 @@ pub struct Carried {
 }
 
 /// What all groups of a rank share.
-#[derive(Default)]
 struct CarriedRank {
+    /// Of the world.
+    number: usize,
     carriers: Mutex<Option<Arc<dyn DeviceCarriers>>>,
     ended: OnceLock<String>,
 }
@@ -49,7 +50,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Carried {
     /// `inner`, a world.
     pub fn around(inner: Arc<dyn Communicator>) -> Arc<dyn Communicator> {
-        Arc::new(Carried { inner, rank: Arc::default(), carrier: Arc::default() })
+        let rank = CarriedRank { number: inner.rank(), carriers: Mutex::default(), ended: OnceLock::new() };
+        Arc::new(Carried { inner, rank: Arc::new(rank), carrier: Arc::default() })
     }
 
     /// A group that has come from this one, with a carrier of its own if there are any.
@@ -74,14 +76,17 @@ impl Carried {
         let communicator = self.inner.name().to_owned();
         match self.rank.ended.get() {
             // Whose it was is known where the world was ended.
-            Some(reason) => Error::Aborted { by: self.inner.rank(), reason: reason.clone() },
-            None => Error::Transport { communicator, operation: operation.to_owned(), site, detail },
+            Some(reason) => Error::Aborted { by: self.rank.number, reason: reason.clone() },
+            None => {
+                let detail = format!("rank {}: {detail}", self.rank.number);
+                Error::Transport { communicator, operation: operation.to_owned(), site, detail }
+            }
         }
     }
 
     fn begin(&self, carrier: &Arc<dyn DeviceCarrier>, request: Request) -> Result<Pending, Error> {
         let (rank, size) = (self.inner.rank(), self.inner.size());
-        validate_in_memory(&request, rank, size, rank)?;
+        validate_in_memory(&request, rank, size, self.rank.number)?;
         let Request { operation, site } = request;
         let begun = CarriedOperation { operation: Some(operation) };
         let told = |detail| self.failed(&begun.operation().to_string(), site, detail);
