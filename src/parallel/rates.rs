@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use guildhall_comm::{Communicator, Error, Reduce, Request};
-use guildhall_tensor::{Cause, Device, Dtype, Tape, Tensor};
+use guildhall_tensor::{Cause, Device, Dtype, Tape, Tensor, on_device};
 
 use super::flight::{Flight, arriving, payload, received};
 
@@ -24,7 +24,7 @@ pub struct Rates {
 /// Side of the measured products: about that of an expert's. Of a device that is done with them in no time it is doubled, up to
 /// the second one.
 const SIDE: usize = 384;
-const SIDE_MOST: usize = 16 * SIDE;
+const SIDE_MOST: usize = 8 * SIDE;
 const NO_TIME: f64 = 0.005;
 const PRODUCTS: usize = 12;
 /// Elements that each rank sends to each other at once.
@@ -66,8 +66,9 @@ impl Rates {
 fn seconds_of_operation(device: &Arc<Device>, dtype: Dtype) -> f64 {
     let (mut side, mut seconds) = (SIDE, products(device, dtype, SIDE));
     while device.has_own_memory() && seconds < NO_TIME && side < SIDE_MOST {
-        side *= 2;
-        seconds = products(device, dtype, side);
+        // Where there is no room the smaller one has to do.
+        let Ok(larger) = on_device(|| products(device, dtype, 2 * side)) else { break };
+        (side, seconds) = (2 * side, larger);
     }
     seconds / (2 * PRODUCTS * side.pow(3)) as f64
 }

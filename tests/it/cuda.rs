@@ -327,7 +327,7 @@ fn ranks_outlive_a_failure_of_nccl() {
     let whole = [("DEVICES", "2")];
     check_failure_of((by_nccl, &whole), &two("nccl:group:27"), &["NCCL: unhandled system error"]);
     // A message that never comes.
-    let waits = ["rank ", "an exchange with other ranks", "were to send or to take has not come for 2"];
+    let waits = ["rank ", "an exchange with other ranks", "others have neither sent nor taken what they were to for 4"];
     check_failure_of((by_nccl, &whole), &two("nccl:stop:27"), &waits);
 }
 

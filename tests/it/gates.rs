@@ -223,7 +223,7 @@ fn where_the_largest_logits_are_is_all_that_some_gates_ask() {
             });
             assert_eq!(known, all, "{kind:?}, {overflow:?}");
         }
-        for overflow in [Overflow::Probability, Overflow::Reroute] {
+        for overflow in [Overflow::Probability, Overflow::Reroute, Overflow::Node] {
             let moe = moe::Config { capacity_factor: Some(0.5), overflow, ..moe.clone() };
             assert!(!moe.widest().selector().goes_by_largest(), "{kind:?}, {overflow:?}");
         }

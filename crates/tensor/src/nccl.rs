@@ -24,7 +24,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How long after the world's end groups end: other ranks are told first, since a message that is cut off may look whole to
 /// who receives it.
 const TOLD_WITHIN: Duration = Duration::from_millis(100);
-/// How long a group may take to be left by all its ranks, which leave it about together.
+/// How long NCCL may take to be done with a group whose messages are over.
 const LEFT_WITHIN: Duration = Duration::from_secs(10);
 
 /// Bytes of a tensor for a rank of the group, or from it; not empty.
@@ -190,19 +190,23 @@ impl NcclWatch {
                 if is_closing {
                     return;
                 }
-            } else if let Some(reason) = groups.iter().find_map(|group| group.trouble(self.timeout)) {
+            } else if let Some((reason, is_remote)) = groups.iter().find_map(|group| group.trouble(self.timeout)) {
                 let what = "an exchange with other ranks".to_owned();
                 let told = format!("its device fails at {what}: {reason}");
-                self.end(DeviceFailure::Broken { what, reason }, &told);
+                let failure = match is_remote {
+                    true => DeviceFailure::Ended { reason },
+                    false => DeviceFailure::Broken { what, reason },
+                };
+                self.end(failure, &told);
                 (self.tell)(&told);
             }
         }
     }
 
     fn end(&self, failure: DeviceFailure, reason: &str) {
+        // Before any group ends: whoever then gets what has not come knows. The first failure stays.
+        cuda(&self.device).end_exchange(failure);
         if self.ended.set(reason.to_owned()).is_ok() {
-            // Before any group ends: whoever then gets what has not come knows.
-            cuda(&self.device).end_exchange(failure);
             self.news.notify_all();
         }
     }
@@ -213,23 +217,23 @@ impl NcclWatch {
 }
 
 impl NcclState {
-    /// What has gone wrong.
-    fn trouble(&self, timeout: Duration) -> Option<String> {
+    /// What has gone wrong, and whether another rank is the cause.
+    fn trouble(&self, timeout: Duration) -> Option<(String, bool)> {
         let mut under_way = lock(&self.under_way);
         while under_way.front().is_some_and(|exchange| exchange.end.is_over()) {
             under_way.pop_front();
         }
         if let Some(exchange) = under_way.front_mut().filter(|exchange| exchange.begin.is_over()) {
             let waited = exchange.since.get_or_insert_with(Instant::now).elapsed();
-            if waited > timeout {
+            // Ranks that have not agreed on it yet find out first, and who is missing.
+            if waited > 2 * timeout {
                 let seconds = waited.as_secs_f64();
-                return Some(format!(
-                    "what they were to send or to take has not come for {seconds:.1} s (parallel.timeout_s)"
-                ));
+                let told = "others have neither sent nor taken what they were to";
+                return Some((format!("{told} for {seconds:.1} s, twice parallel.timeout_s"), false));
             }
         }
         drop(under_way);
-        self.communicator.is_ready().err()
+        self.communicator.failure()
     }
 }
 
@@ -353,17 +357,17 @@ impl NcclGroup {
         Ok(())
     }
 
-    /// Leaves the group with all its ranks.
+    /// Leaves the group, when its messages are over.
     fn leave(&self, state: &NcclState) -> Result<(), String> {
-        let since = Instant::now();
         cuda(self.device()).finish_exchange();
+        let since = Instant::now();
         let mut has_left = state.communicator.has_left(true)?;
         while !has_left && since.elapsed() < LEFT_WITHIN {
             self.ranks.watch.check()?;
             thread::sleep(Duration::from_millis(1));
             has_left = state.communicator.has_left(false)?;
         }
-        if has_left { Ok(()) } else { Err("not all ranks leave the group".to_owned()) }
+        if has_left { Ok(()) } else { Err("NCCL is not done with the group".to_owned()) }
     }
 }
 
@@ -373,7 +377,7 @@ fn message(parcel: &LentParcel) -> NcclMessage {
 }
 
 impl Drop for NcclGroup {
-    /// Of what does not end well the rank's thread takes care: it ends all groups together.
+    /// What is not left so the rank's thread ends, with all other groups: at the world's end, or when the last is dropped.
     fn drop(&mut self) {
         let Some(state) = self.state.take() else { return };
         let is_well = self.is_connected && self.ranks.watch.check().is_ok() && !thread::panicking();

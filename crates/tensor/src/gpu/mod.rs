@@ -192,12 +192,12 @@ impl Gpu {
         let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
         let before = workspace.as_ref().map_or(0, |workspace| workspace.bytes);
         if before < bytes {
-            device.account().add(Cause::Communication, (bytes - before) as u64);
             // The old one is freed first, if it may be in the way.
             *workspace = None;
             let memory = device.take_memory(self, bytes);
             // Kernels may use what it was before.
             self.engine.wait(DeviceStream::Exchange, &self.point());
+            device.account().add(Cause::Communication, (bytes - before) as u64);
             *workspace = Some(Workspace { memory, bytes });
         }
         let Workspace { memory, .. } = workspace.as_ref().expect("it was taken above");

@@ -10,6 +10,7 @@ use std::mem;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use cudarc::driver::result;
 use libloading::Library;
 
 use super::{Cuda, DeviceFailure, DeviceStream, Event, done};
@@ -20,6 +21,8 @@ type NcclCode = c_int;
 
 const SUCCESS: NcclCode = 0;
 const IN_PROGRESS: NcclCode = 7;
+/// `ncclRemoteError`: another rank has ended, or is not reached.
+const REMOTE: NcclCode = 6;
 /// `ncclUint8`.
 const BYTES: c_int = 1;
 
@@ -183,10 +186,14 @@ impl Cuda {
         let _ = self.context.bind_to_thread();
     }
 
-    /// Waits until collectives are done, whatever has become of them.
+    /// Waits until collectives are done, whatever has become of them. Does not fail: groups are dropped while a failure unwinds.
     pub(crate) fn finish_exchange(&self) {
-        // As above.
-        let _ = self.stream(DeviceStream::Exchange).synchronize();
+        let stream = self.streams[DeviceStream::Exchange as usize].cu_stream();
+        // Of a device that has failed others tell.
+        // SAFETY: the context and its stream are there as long as the engine.
+        let _ = unsafe {
+            result::ctx::set_current(self.context.cu_ctx()).and_then(|()| result::stream::synchronize(stream))
+        };
     }
 
     /// From now on who waits for this device fails so.
@@ -242,7 +249,14 @@ impl NcclCommunicator {
         let code = unsafe { (nccl.init)(&raw mut handle, size as c_int, id, rank as c_int, &raw mut settings) };
         match code {
             SUCCESS | IN_PROGRESS => Ok(NcclCommunicator { nccl, handle: Mutex::new(Some(SharedHandle(handle))) }),
-            code => Err(nccl.told(code, ptr::null_mut())),
+            code => {
+                let told = nccl.told(code, ptr::null_mut());
+                if !handle.is_null() {
+                    // SAFETY: nobody else has it.
+                    let _ = unsafe { (nccl.abort)(handle) };
+                }
+                Err(told)
+            }
         }
     }
 
@@ -267,6 +281,16 @@ impl NcclCommunicator {
         self.checked(asked, handle)?;
         self.checked(state, handle)?;
         Ok(state == SUCCESS)
+    }
+
+    /// What it, or a message, has failed with, and whether another rank is the cause. Nothing, once it has been left or ended.
+    pub(crate) fn failure(&self) -> Option<(String, bool)> {
+        let held = self.held();
+        let (SharedHandle(handle), mut state) = ((*held)?, SUCCESS);
+        // SAFETY: the handle is there, and nobody else uses it.
+        let asked = unsafe { (self.nccl.state)(handle, &raw mut state) };
+        let code = [asked, state].into_iter().find(|code| !matches!(*code, SUCCESS | IN_PROGRESS))?;
+        Some((self.nccl.told(code, handle), code == REMOTE))
     }
 
     /// Begins to send and to receive, on the stream of collectives.
@@ -332,7 +356,9 @@ impl NcclCommunicator {
         if !self.is_ready()? {
             return Ok(false);
         }
-        let Some(SharedHandle(handle)) = self.held().take() else { return Ok(true) };
+        // It may take a while, in which nobody is kept from looking.
+        let left = self.held().take();
+        let Some(SharedHandle(handle)) = left else { return Ok(true) };
         // SAFETY: the handle is there, and nobody will use it any more.
         self.checked(unsafe { (self.nccl.destroy)(handle) }, handle).map(|()| true)
     }
