@@ -162,9 +162,8 @@ impl Selector {
     /// Whether all that it reads of the logits is where each token's largest are: places may be given out by position or by
     /// draws.
     pub fn goes_by_largest(&self) -> bool {
-        let reads = |overflow| matches!(overflow, Overflow::Probability | Overflow::Reroute | Overflow::Node);
-        let capacity_reads = self.capacity.is_some_and(|capacity| reads(capacity.overflow));
-        self.gate.goes_by_largest() && self.gate.scope() == Scope::Token && !capacity_reads
+        let is_told_without_logits = matches!(self.digest(), Digest::Counts | Digest::Choices);
+        self.gate.goes_by_largest() && self.gate.scope() == Scope::Token && is_told_without_logits
     }
 
     /// Whether the tokens of a routing group compete for anything.

@@ -75,7 +75,7 @@ impl LentTensor {
 
     /// This device's exchange goes on after the mark.
     pub(crate) fn await_mark(&self) {
-        self.gpu().engine().wait(DeviceStream::Exchange, &self.marked());
+        self.exchange_after(self);
     }
 
     /// The exchange of this device goes on after the mark of `other`.

@@ -214,6 +214,11 @@ impl NcclWatch {
     fn check(&self) -> Result<(), String> {
         self.ended.get().map_or(Ok(()), |reason| Err(reason.clone()))
     }
+
+    /// Why a call has failed: by the end, if that has come.
+    fn cause(&self, reason: String) -> String {
+        self.ended.get().cloned().unwrap_or(reason)
+    }
 }
 
 impl NcclState {
@@ -242,13 +247,19 @@ impl NcclGroup {
         &self.ranks.watch.device
     }
 
+    /// All ranks of the group but this one.
+    fn peers(&self) -> impl Iterator<Item = usize> {
+        let rank = self.rank;
+        (0..self.size).filter(move |peer| *peer != rank)
+    }
+
     /// Waits until NCCL has begun what it was asked for.
     fn ready(&self) -> Result<(), String> {
         let (Some(state), watch) = (&self.state, &self.ranks.watch) else { return Ok(()) };
         let since = Instant::now();
         loop {
             watch.check()?;
-            if state.communicator.is_ready().map_err(|reason| watch.ended.get().cloned().unwrap_or(reason))? {
+            if state.communicator.is_ready().map_err(|reason| watch.cause(reason))? {
                 return Ok(());
             }
             if since.elapsed() > watch.timeout {
@@ -263,10 +274,9 @@ impl NcclGroup {
     /// wait for nobody.
     fn connect(&self) -> Result<(), String> {
         let bytes = gpu(self.device()).with_workspace(self.device(), 2 * self.size, |bytes| bytes.address());
-        let peers = (0..self.size).filter(|peer| *peer != self.rank);
         let [sent, received] = [0, self.size].map(|first| {
             let message = |peer| NcclMessage { peer, address: bytes + (first + peer) as u64, bytes: 1 };
-            peers.clone().map(message).collect::<Vec<_>>()
+            self.peers().map(message).collect::<Vec<_>>()
         });
         self.begin(&sent, &received)
     }
@@ -331,11 +341,8 @@ impl NcclGroup {
         }
         to.with_parts(self.size, each, |parts| {
             own.copy_to((parts, self.rank * each), bytes);
-            let peers = (0..self.size).filter(|peer| *peer != self.rank);
-            let address = |peer: usize| parts.address() + (peer * each) as u64;
-            let received: Vec<_> =
-                peers.map(|peer| NcclMessage { peer, address: address(peer), bytes: each }).collect();
-            self.begin(&sent, &received)?;
+            let part = |peer| NcclMessage { peer, address: parts.address() + (peer * each) as u64, bytes: each };
+            self.begin(&sent, &self.peers().map(part).collect::<Vec<_>>())?;
             to.reduce_parts(first, reduction, (parts, self.size, each));
             Ok(())
         })
@@ -351,7 +358,7 @@ impl NcclGroup {
         let begin = cuda.exchange_point();
         // SAFETY: whoever lends tensors leaves them where they are until their marks; the rest is the workspace of the stream.
         let begun = unsafe { state.communicator.exchange(cuda, sent, received) };
-        begun.map_err(|reason| watch.ended.get().cloned().unwrap_or(reason))?;
+        begun.map_err(|reason| watch.cause(reason))?;
         self.ready()?;
         lock(&state.under_way).push_back(NcclExchange { begin, end: cuda.exchange_point(), since: None });
         Ok(())

@@ -268,29 +268,33 @@ impl NcclCommunicator {
         if matches!(code, SUCCESS | IN_PROGRESS) { Ok(()) } else { Err(self.nccl.told(code, handle)) }
     }
 
+    /// How far what the last call has begun has come, or what it, or a message, has failed with.
+    fn state(&self, SharedHandle(handle): SharedHandle) -> NcclCode {
+        let mut state = SUCCESS;
+        // SAFETY: who has the handle holds it, and nobody else uses it.
+        match unsafe { (self.nccl.state)(handle, &raw mut state) } {
+            SUCCESS => state,
+            refused => refused,
+        }
+    }
+
     /// Whether what the last call has begun is under way on the device.
     ///
     /// # Errors
     /// What it, or a message, has failed with; a communicator that has been ended.
     pub(crate) fn is_ready(&self) -> Result<bool, String> {
         let held = self.held();
-        let SharedHandle(handle) = held.ok_or(ENDED)?;
-        let mut state = SUCCESS;
-        // SAFETY: the handle is there, and nobody else uses it.
-        let asked = unsafe { (self.nccl.state)(handle, &raw mut state) };
-        self.checked(asked, handle)?;
-        self.checked(state, handle)?;
-        Ok(state == SUCCESS)
+        let handle = held.ok_or(ENDED)?;
+        let state = self.state(handle);
+        self.checked(state, handle.0).map(|()| state == SUCCESS)
     }
 
     /// What it, or a message, has failed with, and whether another rank is the cause. Nothing, once it has been left or ended.
     pub(crate) fn failure(&self) -> Option<(String, bool)> {
         let held = self.held();
-        let (SharedHandle(handle), mut state) = ((*held)?, SUCCESS);
-        // SAFETY: the handle is there, and nobody else uses it.
-        let asked = unsafe { (self.nccl.state)(handle, &raw mut state) };
-        let code = [asked, state].into_iter().find(|code| !matches!(*code, SUCCESS | IN_PROGRESS))?;
-        Some((self.nccl.told(code, handle), code == REMOTE))
+        let handle = (*held)?;
+        let state = self.state(handle);
+        self.checked(state, handle.0).err().map(|told| (told, state == REMOTE))
     }
 
     /// Begins to send and to receive, on the stream of collectives.
