@@ -11,9 +11,10 @@
 //! `--threads N` are those of the whole run (2), `--steps N` those timed (9); `--smart` exchanges rows in the steps of the
 //! smart schedule, `--dtype bf16` stores weights and activations so, `--bucket-kib N` sums small gradients in messages of so
 //! many KiB, `--shapes 16x128,1x2048` takes steps of so many rows of so many tokens, one shape after the other. `--backend cuda`
-//! computes on a GPU; `--width`, `--inner`, `--layers`, `--heads`, `--vocab`, `--experts` and `--k` make the model another. Two ranks share
-//! the experts (expert parallel) and the rows. A step's time is its slowest rank's, the loss that of the whole batch with the weighted
-//! balance loss, which is what the peers report.
+//! computes on a GPU; `--width`, `--inner`, `--layers`, `--heads`, `--vocab`, `--experts` and `--k` make the model another, and
+//! `--capacity 1` drops routes beyond so many times an even share. Two ranks share the experts (expert parallel) and the rows. A
+//! step's time is its slowest rank's, the loss that of the whole batch with the weighted balance loss, which is what the peers
+//! report.
 
 #![allow(clippy::print_stdout)]
 
@@ -90,13 +91,19 @@ fn sized(sizes: &mut Sizes, flags: &Flags) -> String {
     let Some(moe) = &mut sizes.moe else { return format!("gpt d{width} L{layers} F{inner} V{vocab}") };
     let (experts, k) = (flags.get("--experts", 8), flags.get("--k", moe.top_k));
     (moe.experts, moe.top_k, moe.d_expert) = (experts.into(), k, Some(inner));
+    moe.capacity_factor = Some(flags.get("--capacity", 0.0)).filter(|factor| *factor > 0.0);
     format!("moe d{width} L{layers} F{inner} E{experts} k{k} V{vocab}")
 }
 
 fn print(name: &str, tokens: usize, sizes: &Sizes, (ranks, threads): (usize, usize), runs: &[Run]) {
     let parameters = count(sizes).total as f64 / 1e6;
-    let rotary = if sizes.blueprint().is_rotary() { ", dropless, rotary (peers: learned positions)" } else { "" };
-    let notes = format!("{parameters:.1}M params, {ranks} x {threads} threads{rotary}");
+    let kept = match sizes.moe.as_ref().map(|moe| moe.capacity_factor) {
+        None => String::new(),
+        Some(None) => ", nothing dropped".to_owned(),
+        Some(Some(factor)) => format!(", capacity factor {factor}"),
+    };
+    let rotary = if sizes.blueprint().is_rotary() { ", rotary (peers: learned positions)" } else { "" };
+    let notes = format!("{parameters:.1}M params, {ranks} x {threads} threads{kept}{rotary}");
     let ms = times(runs);
     let measured = Measured { workload: name, tokens, ms: &ms[WARM_UP..], losses: &runs[0].losses, notes };
     let mib = |of: fn(&Run) -> u64| runs.iter().map(of).sum::<u64>() >> 20;

@@ -4,8 +4,8 @@
   peers/network/decoder.py --python VENV/bin/python --bin target/release/deps [--rates local none 1gbit 100mbit]
 
 `local` is one machine without namespaces: shared memory for Open MPI, the loopback for gloo. In every round each system
-runs once, in turn; figures are medians over rounds, ratios medians of the ratios within a round. Needs root (links.sh),
-and Guildhall's benchmark built with `cargo build --release --features mpi --bench step`. Prints Markdown.
+runs once, in turn; figures are medians over rounds, ratios medians of the ratios within a round, to Guildhall dropping
+nothing and, for systems that drop routes beyond a capacity, to Guildhall with the same capacity. Needs root (links.sh), and Guildhall's benchmark built with `cargo build --release --features mpi --bench step`. Prints Markdown.
 """
 
 import argparse
@@ -62,8 +62,10 @@ def rival(script, *options):
     return run
 
 
+OURS, OURS_DROPPING = "Guildhall, smart schedule", "Guildhall, smart schedule, capacity 1"
 SYSTEMS = {
-    "Guildhall, smart schedule": guildhall("--smart"),
+    OURS: guildhall("--smart"),
+    OURS_DROPPING: guildhall("--smart", "--capacity", "1"),
     "Guildhall, rows at once": guildhall(),
     "PyTorch, data parallel, plain loop": rival("pytorch/decoder.py"),
     "PyTorch, data parallel, grouped products": rival("pytorch/decoder.py", "--moe", "grouped"),
@@ -95,8 +97,8 @@ def measure(flags, rate):
 
 
 def table(flags):
-    print("| link | system | tokens/s | MB sent a step | Guildhall's ratio |")
-    print("|---|---|---|---|---|")
+    print("| link | system | tokens/s | MB sent a step | Guildhall's ratio | with the same capacity |")
+    print("|---|---|---|---|---|---|")
     for rate in flags.rates:
         if rate != "local":
             subprocess.run([LINKS, "down", "2"], check=True)
@@ -106,12 +108,13 @@ def table(flags):
         finally:
             if rate != "local":
                 subprocess.run([LINKS, "down", "2"], check=True)
-        ours = results[next(iter(SYSTEMS))][0]
         for name, (tokens, moved) in results.items():
-            ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, tokens))
+            def ratio(ours):
+                return "" if name == ours else f"{statistics.median(a / b for a, b in zip(results[ours][0], tokens)):.2f}"
+
             bytes_sent = f"{statistics.median(moved) / 1e6:.1f}" if moved else ""
-            ratio = "" if tokens is ours else f"{ratio:.2f}"
-            print(f"| {rate} | {name} | {statistics.median(tokens):.0f} | {bytes_sent} | {ratio} |", flush=True)
+            same = ratio(OURS_DROPPING if name.endswith("capacity 1") else OURS)
+            print(f"| {rate} | {name} | {statistics.median(tokens):.0f} | {bytes_sent} | {ratio(OURS)} | {same} |", flush=True)
 
 
 table(flags())

@@ -42,7 +42,7 @@ pub(super) fn told(config: &parallel::Config) -> String {
         let gpus = gpus(Backend::Cuda)?;
         Ok(gpus.into_iter().map(|gpu| format!("{GPU}{}", gpu.identity)).collect::<Vec<_>>().join(" "))
     };
-    match is_wanted(config) {
+    match may_take_nccl(config) {
         true => found().unwrap_or_else(|missing| missing.to_string().replace('\n', " ")),
         false => String::new(),
     }
@@ -51,20 +51,16 @@ pub(super) fn told(config: &parallel::Config) -> String {
 /// Before the identity of a GPU.
 const GPU: &str = "GPU-";
 
-fn is_wanted(config: &parallel::Config) -> bool {
-    config.backend == Backend::Cuda && config.transport != GpuTransport::Host && config.ranks > 1
+fn may_take_nccl(config: &parallel::Config) -> bool {
+    let may_be = matches!(config.transport, GpuTransport::Auto | GpuTransport::Nccl);
+    config.backend == Backend::Cuda && config.ranks > 1 && may_be
 }
 
-/// The way of ranks of which each is a process, by its place among those of its node and by what it has told.
-///
-/// # Errors
-/// If NCCL is wanted, and why it cannot be had.
-pub(super) fn between_processes(config: &parallel::Config, ranks: &[(usize, &str)]) -> Result<DevicePath, String> {
-    if !is_wanted(config) {
-        return Ok(if config.backend == Backend::Cuda { DevicePath::Host(None) } else { DevicePath::Own });
-    }
+/// Why NCCL cannot carry between ranks, if it cannot, by each rank's place among those of its node and by what its process has
+/// told.
+fn no_nccl(ranks: &[(usize, &str)]) -> Option<String> {
     let mut taken: BTreeMap<String, usize> = BTreeMap::new();
-    let mut trouble = |(rank, &(place, told)): (usize, &(usize, &str))| {
+    ranks.iter().enumerate().find_map(|(rank, &(place, told))| {
         let gpus: Vec<&str> = told.split(' ').collect();
         if !gpus.iter().all(|gpu| gpu.starts_with(GPU)) {
             let lacks = if told.is_empty() { "there is no GPU" } else { told };
@@ -72,29 +68,51 @@ pub(super) fn between_processes(config: &parallel::Config, ranks: &[(usize, &str
         }
         let other = taken.insert(gpus[place % gpus.len()].to_owned(), rank)?;
         Some(format!("ranks {other} and {rank} share a GPU, and NCCL takes one for each"))
-    };
-    match ranks.iter().enumerate().find_map(&mut trouble) {
-        None => Ok(DevicePath::Nccl),
-        Some(why) if config.transport == GpuTransport::Nccl => {
-            Err(format!("parallel.transport = \"nccl\": {why}; \"host\" needs neither"))
+    })
+}
+
+/// The way of ranks of which each is a process, by what each has told, as in [`no_nccl`].
+///
+/// # Errors
+/// If the recipe wants a way that they cannot have, and why.
+pub(super) fn between_processes(config: &parallel::Config, ranks: &[(usize, &str)]) -> Result<DevicePath, String> {
+    match (config.backend, config.transport) {
+        (Backend::Cuda, GpuTransport::Copies) if config.ranks > 1 => {
+            Err("parallel.transport = \"copies\": GPUs of several processes do not copy from each other; \"nccl\" and \"host\" \
+                 go between processes, and \"auto\" takes one of them"
+                .to_owned())
         }
-        Some(why) => Ok(DevicePath::Host(Some(why))),
+        (Backend::Cuda, _) if !may_take_nccl(config) => Ok(DevicePath::Host(None)),
+        (Backend::Cuda, transport) => match no_nccl(ranks) {
+            None => Ok(DevicePath::Nccl),
+            Some(why) if transport == GpuTransport::Nccl => Err(refused(&why, "\"host\" needs neither")),
+            Some(why) => Ok(DevicePath::Host(Some(why))),
+        },
+        _ => Ok(DevicePath::Own),
     }
 }
 
-/// Whether ranks that are threads can have the way that the recipe wants.
+fn refused(why: &str, instead: &str) -> String {
+    format!("parallel.transport = \"nccl\": {why}; {instead}")
+}
+
+/// The way of ranks that are threads.
 ///
 /// # Errors
-/// If NCCL is wanted, and why it cannot be had.
+/// If the recipe wants NCCL, and why it cannot be had.
 pub(super) fn within_a_process(config: &parallel::Config) -> Result<DevicePath, String> {
-    match (config.backend, config.transport) {
-        (Backend::Cuda, GpuTransport::Nccl) if config.ranks > 1 => {
-            let told = told(config);
-            let ranks: Vec<_> = (0..config.ranks).map(|place| (place, told.as_str())).collect();
-            between_processes(config, &ranks)
-        }
-        (Backend::Cpu, _) | (_, GpuTransport::Auto | GpuTransport::Nccl) => Ok(DevicePath::Own),
-        (_, GpuTransport::Host) => Ok(DevicePath::Host(None)),
+    if config.transport == GpuTransport::Host && config.backend != Backend::Cpu {
+        return Ok(DevicePath::Host(None));
+    }
+    if !may_take_nccl(config) {
+        return Ok(DevicePath::Own);
+    }
+    let told = told(config);
+    let ranks: Vec<_> = (0..config.ranks).map(|place| (place, told.as_str())).collect();
+    match no_nccl(&ranks) {
+        None => Ok(DevicePath::Nccl),
+        Some(why) if config.transport == GpuTransport::Nccl => Err(refused(&why, "\"copies\" needs neither")),
+        Some(_) => Ok(DevicePath::Own),
     }
 }
 
@@ -208,5 +226,10 @@ mod tests {
         assert_eq!(auto(&lacks), DevicePath::Host(Some("rank 1: libnccl.so.2 is not to be found".to_owned())));
         assert_eq!(auto(&[(0, two), (0, "")]), DevicePath::Host(Some("rank 1: there is no GPU".to_owned())));
         assert_eq!(path(GpuTransport::Host, &[(0, two), (1, two)]), Ok(DevicePath::Host(None)));
+        assert!(
+            path(GpuTransport::Copies, &[(0, two), (1, two)])
+                .expect_err("of processes")
+                .contains("\"copies\": GPUs of")
+        );
     }
 }

@@ -112,12 +112,14 @@ impl Backend {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GpuTransport {
-    /// Threads' GPUs copy from each other. Between processes NCCL, where it is there and each rank has a GPU of its own; else
-    /// the host.
+    /// NCCL, where it is there and each rank has a GPU of its own. Else threads' GPUs copy from each other, and what processes
+    /// send each other goes by way of the host.
     #[default]
     Auto,
-    /// NCCL, between threads too.
+    /// NCCL, which takes a GPU for each rank.
     Nccl,
+    /// GPUs copy from each other: those of ranks that are threads.
+    Copies,
     /// Copies to the host, from there as the CPU's, and back.
     Host,
 }

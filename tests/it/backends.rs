@@ -15,7 +15,7 @@ use guildhall_tensor::{Device, DeviceFailure, Dtype, SimulatedLimits};
 use serde_json::Value;
 
 use crate::parity::{Run, compare};
-use crate::program::{RECIPE, RUN, Workshop, finished};
+use crate::program::{Finished, RECIPE, RUN, Workshop, ended};
 use crate::tiny::{Recipe, families, mixtral};
 use crate::world::{ONE, Shape, on_backend, shape, sliced};
 use crate::zero::{Keeping, keeping};
@@ -223,7 +223,8 @@ fn a_device_that_fails_ends_the_run_and_costs_no_checkpoint() {
 
     let at = |home: &Path, arguments: &str| {
         let mut command = shop.command(arguments);
-        finished(command.env("HOME", home).output().unwrap())
+        command.env("HOME", home);
+        ended(command)
     };
     let on = |arguments: &str| at(&home, arguments);
     let told = on(&run("broken", "--set train.steps=4 --backend simulated --ranks 2 --resume"));
@@ -283,9 +284,10 @@ fn a_backend_that_is_not_here_is_refused_before_anything_is_done() {
     }
     shop.succeeds("plan tiny.toml --set parallel.backend=simulated");
     shop.fails("train tiny.toml --backend gpu", 2, &["parallel.backend", "\"cpu\", \"simulated\", \"cuda\""]);
-    let lost = shop.command("train tiny.toml --backend simulated").env("PATH", "/nonexistent").output().unwrap();
-    let told = String::from_utf8(lost.stderr).unwrap();
-    assert_eq!(lost.status.code(), Some(2), "{told}");
+    let mut lost = shop.command("train tiny.toml --backend simulated");
+    lost.env("PATH", "/nonexistent");
+    let Finished { code, err: told, .. } = ended(lost);
+    assert_eq!(code, Some(2), "{told}");
     assert!(told.contains("parallel.backend = \"simulated\"") && told.contains("c++, g++, clang++"), "{told}");
     assert!(!shop.path(RUN).exists(), "a folder of a run that was refused");
 }

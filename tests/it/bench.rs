@@ -6,14 +6,15 @@ use guildhall::metrics::{BENCH_FILE, StepSpeed};
 use guildhall_tensor::Blocking;
 use serde_json::Value;
 
-use crate::program::{RECIPE, RUN, Workshop};
+use crate::program::{RECIPE, RUN, Workshop, ended};
 
 /// What the program prints, and what it says, in a home of the test's own, where it keeps what it measures.
 fn at_home(shop: &Workshop, arguments: &str) -> [String; 2] {
-    let done = shop.command(arguments).env("HOME", shop.path("home")).output().unwrap();
-    let [out, err] = [done.stdout, done.stderr].map(|text| String::from_utf8(text).unwrap());
-    assert!(done.status.success(), "{arguments}: {err}");
-    [out, err]
+    let mut command = shop.command(arguments);
+    command.env("HOME", shop.path("home"));
+    let done = ended(command);
+    assert_eq!(done.code, Some(0), "{arguments}: {}", done.err);
+    [done.out, done.err]
 }
 
 fn measured(shop: &Workshop, options: &str) -> StepSpeed {

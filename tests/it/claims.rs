@@ -9,7 +9,7 @@ use std::process::Command;
 use guildhall::config::{Config, load};
 use serde_json::Value;
 
-use crate::program::PROGRAM;
+use crate::program::{PROGRAM, ended};
 
 /// A table of a document, its cells as they stand there.
 struct Table {
@@ -48,12 +48,12 @@ impl Planned {
         let mut command = Command::new(PROGRAM);
         command.current_dir(root).arg("plan").args(arguments).arg("--json");
         command.args(sets.iter().flat_map(|set| ["--set", set]));
-        let output = command.output().unwrap();
-        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let planned = ended(command);
+        assert_eq!(planned.code, Some(0), "{arguments:?} {sets:?}: {}", planned.err);
         let given = arguments.windows(2).filter(|pair| pair[0] == "--set").map(|pair| pair[1].clone());
         let given: Vec<String> = given.chain(sets.iter().cloned()).collect();
         let config = load(&root.join(&arguments[0]), &given, None).unwrap().config;
-        Planned { plan: serde_json::from_slice(&output.stdout).unwrap(), config }
+        Planned { plan: serde_json::from_str(&planned.out).unwrap(), config }
     }
 
     fn number(&self, path: &str) -> f64 {
@@ -244,8 +244,7 @@ fn groups_are_drawn_as_they_are() {
         let drawn = rest.split("```").next().unwrap();
         let mut program = Command::new(PROGRAM);
         program.current_dir(root).args(command.split(' ')).args(["--device", "h100"]);
-        let output = program.output().unwrap();
-        let said = String::from_utf8(output.stdout).unwrap();
+        let said = ended(program).out;
         let (_, groups) = said.split_once("groups   of 8 ranks\n").unwrap_or_else(|| panic!("{command}: {said}"));
         assert_eq!(groups, drawn, "{command}");
     }

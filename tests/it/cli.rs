@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::program::{Finished, PROGRAM, RECIPE, RUN, TENSORS, Workshop, damage, wait_until};
+use crate::program::{Finished, PROGRAM, RECIPE, RUN, TENSORS, Workshop, damage, ended, wait_until};
 
 fn numbers(values: &[Value]) -> Vec<f64> {
     values.iter().map(|value| value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))).collect()
@@ -398,9 +398,10 @@ fn generation_is_a_function_of_its_seed() {
     shop.train("--ranks 2 --set parallel.expert=2 --set train.steps=40 --set train.eval_every=0");
     let text = |prompt: &str, options: &str| {
         let mut command = shop.command(&format!("generate runs/tiny/checkpoints/latest {options}"));
-        let output = command.args(["--prompt", prompt]).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
+        command.args(["--prompt", prompt]);
+        let generated = ended(command);
+        assert_eq!(generated.code, Some(0), "{}", generated.err);
+        generated.out
     };
     let first = text("the cat", "--tokens 20 --seed 1");
     assert!(first.starts_with("the cat") && first.ends_with('\n') && first.len() > 12, "{first:?}");

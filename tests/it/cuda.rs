@@ -12,7 +12,7 @@ use guildhall_tensor::{Device, find_compiler, find_nccl};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::program::{Finished, RECIPE, RUN, Workshop, damage, finished, hexadecimal};
+use crate::program::{Finished, RECIPE, RUN, Workshop, damage, ended, hexadecimal};
 
 /// As of other backends (`backends.rs`).
 pub(crate) const ROUNDING: f64 = 1e-5;
@@ -77,7 +77,7 @@ fn only(shop: &Workshop, libraries: &[&str]) -> PathBuf {
 fn beside(shop: &Workshop, libraries: &Path, settings: &[(&str, &str)], arguments: &str) -> Finished {
     let mut command = shop.command(arguments);
     command.envs(machine(shop, libraries, settings)).env("FAKE_CUDA_REPORT", shop.path("report.json"));
-    let finished = finished(command.output().unwrap());
+    let finished = ended(command);
     assert_ne!(finished.code, Some(MISUSED), "{arguments}: {}", finished.err);
     finished
 }
@@ -274,11 +274,14 @@ fn ranks_share_gpus() {
         |report: &Value| ["bytes within devices", "bytes from other devices"].map(|what| count(report, what) > 0);
     assert_eq!(counts(&report), [true, false]);
     let two = &[("DEVICES", "2")];
-    let report = check_training("--ranks 2 --set parallel.expert=2", two, ROUNDING);
+    let report = check_training("--ranks 2 --set parallel.transport=copies --set parallel.expert=2", two, ROUNDING);
     assert_eq!(counts(&report), [true, true]);
     assert_eq!(count(&report, "devices that reach another"), 2);
-    let zero = "--ranks 2 --set parallel.zero=3 --set train.dtype=bf16";
+    let zero = "--ranks 2 --set parallel.transport=copies --set parallel.zero=3 --set train.dtype=bf16";
     assert_eq!(counts(&check_training(zero, two, ROUNDING_BF16)), [true, true]);
+    // So it is without NCCL, too.
+    let report = check_training("--ranks 2", &[("DEVICES", "2"), ("NCCL", "21700")], ROUNDING);
+    assert_eq!(counts(&report), [true, true]);
 }
 
 /// NCCL's groups of ranks that have a GPU each, with the same numbers as GPUs that copy from each other.
@@ -286,12 +289,12 @@ fn ranks_share_gpus() {
 fn nccl_carries_what_gpus_send_each_other() {
     let two = &[("DEVICES", "2")];
     let by_nccl = |options: &str, tolerance: f64| {
-        let report = check_training(&format!("--ranks 2 --set parallel.transport=nccl {options}"), two, tolerance);
+        let report = check_training(&format!("--ranks 2 {options}"), two, tolerance);
         assert!(count(&report, "bytes by NCCL") > 0 && count(&report, "communicators") > 2, "{options}: {report}");
         assert_eq!(count(&report, "bytes from other devices"), 0, "{options}: {report}");
     };
     by_nccl("--set parallel.expert=2", ROUNDING);
-    by_nccl("--set parallel.zero=3 --set train.dtype=bf16", ROUNDING_BF16);
+    by_nccl("--set parallel.zero=3 --set train.dtype=bf16 --set parallel.transport=nccl", ROUNDING_BF16);
     // Sums of more than is brought together at a time.
     let large = "--set model.d_model=1536 --set model.layers=1 --set train.batch_tokens=64 --set train.steps=1";
     by_nccl(large, ROUNDING);
@@ -457,7 +460,8 @@ fn a_kernel_that_fails_late_ends_the_run() {
 fn a_gpu_that_is_lost_in_a_collective_ends_the_run() {
     for number in [140, 150] {
         let plan = format!("copy:{number}");
-        check_failure("--ranks 2 --set parallel.expert=2", &[("DEVICES", "2"), ("FAIL", &plan)], &["step 3"]);
+        let options = "--ranks 2 --set parallel.transport=copies --set parallel.expert=2";
+        check_failure(options, &[("DEVICES", "2"), ("FAIL", &plan)], &["step 3"]);
     }
 }
 

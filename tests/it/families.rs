@@ -5,7 +5,7 @@ use guildhall::model::{self, Family, Model, NormKind, Sizes, StackBlueprint, cou
 use guildhall::moe::{GateKind, Layers};
 use guildhall::parallel::{Parameters, Spread};
 
-use crate::program::{RECIPE, RUN, Workshop};
+use crate::program::{RECIPE, RUN, Workshop, ended};
 use crate::tiny::{bert, families, gpt2, mixtral, nllb, transformer_xl};
 use crate::world::{ONE, on_mesh};
 
@@ -94,9 +94,10 @@ fn transformer_xl_writes() {
     shop.train(&format!("{XL} --set train.steps=20 --set train.eval_every=0"));
     let text = |options: &str| {
         let mut command = shop.command(&format!("generate {LATEST} --temperature 0 {options}"));
-        let output = command.args(["--prompt", "the cat"]).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
+        command.args(["--prompt", "the cat"]);
+        let generated = ended(command);
+        assert_eq!(generated.code, Some(0), "{}", generated.err);
+        generated.out
     };
     // More than a row, and longer than what is remembered.
     assert!(text("--tokens 70").starts_with(text("--tokens 10").trim_end()));

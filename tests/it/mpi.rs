@@ -85,6 +85,8 @@ fn gpus_of_processes_exchange_by_nccl_or_the_host() {
     }
     let wanted = format!("{options} --set parallel.transport=nccl");
     is_refused(&on_gpus("1", &wanted), "parallel.transport = \"nccl\": ranks 0 and 1 share a GPU");
+    let copies = on_gpus("2", &format!("{options} --set parallel.transport=copies"));
+    is_refused(&copies, "parallel.transport = \"copies\": GPUs of several processes do not copy from each other");
     // A GPU of its own is another process's first.
     let machine = exported(&shop, &[]);
     let train =

@@ -4,7 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::thread::sleep;
+use std::sync::mpsc;
+use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -42,6 +43,9 @@ sources = ["corpus"]
 held_out = 0.1
 cache = "cache"
 "#;
+
+/// What no program takes here, however busy the machine: the longest takes a minute on two cores.
+const LONGEST: Duration = Duration::from_secs(300);
 
 const WORDS: &str = "the a one small old red cat bird hill rain tree sat saw fell on near over while and quiet green";
 
@@ -91,7 +95,7 @@ impl Workshop {
 
     /// A shell's script, in which `$GUILDHALL` is the program.
     pub(crate) fn shell(&self, script: &str) -> Finished {
-        finished(self.script(script).output().unwrap())
+        ended(self.script(script))
     }
 
     fn script(&self, script: &str) -> Command {
@@ -107,7 +111,7 @@ impl Workshop {
     }
 
     pub(crate) fn run(&self, arguments: &str) -> Finished {
-        finished(self.command(arguments).output().unwrap())
+        ended(self.command(arguments))
     }
 
     pub(crate) fn succeeds(&self, arguments: &str) -> Finished {
@@ -128,8 +132,7 @@ impl Workshop {
 
     /// Starts the program and leaves it alone.
     pub(crate) fn start(&self, arguments: &str) -> Running {
-        let mut command = self.command(arguments);
-        Running(Some(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()))
+        Running::of(self.command(arguments))
     }
 
     /// The same, but what it says on the way goes into a file.
@@ -141,8 +144,7 @@ impl Workshop {
 
     /// Starts a shell's script and leaves it alone.
     pub(crate) fn start_shell(&self, script: &str) -> Running {
-        let mut command = self.script(script);
-        Running(Some(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()))
+        Running::of(self.script(script))
     }
 
     /// Has something stand in the way of a run's checkpoints until its log says `warning`.
@@ -232,8 +234,23 @@ impl Running {
         send_signal(name, &self.pid());
     }
 
+    fn of(mut command: Command) -> Running {
+        Running(Some(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()))
+    }
+
+    /// When the program has ended, which it must within [`LONGEST`].
     pub(crate) fn wait(mut self) -> Finished {
-        finished(self.0.take().unwrap().wait_with_output().unwrap())
+        let child = self.0.take().unwrap();
+        let pid = child.id().to_string();
+        let (send, ended) = mpsc::channel();
+        spawn(move || send.send(child.wait_with_output()));
+        if let Ok(output) = ended.recv_timeout(LONGEST) {
+            return finished(output.unwrap());
+        }
+        send_signal("KILL", &pid);
+        // Whatever it has started may keep its output open.
+        let said = ended.recv_timeout(Duration::from_secs(5)).map(|output| finished(output.unwrap()));
+        panic!("a program that did not end in {LONGEST:?}: {said:?}");
     }
 }
 
@@ -246,7 +263,12 @@ impl Drop for Running {
     }
 }
 
-pub(crate) fn finished(output: Output) -> Finished {
+/// What a program has said when it has ended.
+pub(crate) fn ended(command: Command) -> Finished {
+    Running::of(command).wait()
+}
+
+fn finished(output: Output) -> Finished {
     let text = |bytes| String::from_utf8(bytes).expect("the program writes UTF-8");
     Finished { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::program::PROGRAM;
+use crate::program::{Finished, PROGRAM, ended};
 
 /// A compiled catalogue of these messages and translations, as msgfmt writes it.
 fn catalogue(pairs: &[(String, String)]) -> Vec<u8> {
@@ -65,7 +65,8 @@ fn train_every_recipe(backend: &str) {
     for recipe in recipes {
         let name = recipe.file_stem().unwrap().to_string_lossy().into_owned();
         let run = folder.path().join(&name);
-        let output = Command::new(PROGRAM)
+        let mut train = Command::new(PROGRAM);
+        train
             .current_dir(root)
             .env("GUILDHALL_CATALOGUES", folder.path().join("locale"))
             .arg("train")
@@ -75,12 +76,10 @@ fn train_every_recipe(backend: &str) {
             .args(["--set", "train.eval_every=2", "--set", "train.eval_rows=2", "--set", "data.max_bytes=400000"])
             .args(["--set", "data.held_out=0.1"])
             .args(["--set", &format!("run.dir={}", run.display())])
-            .args(["--set", &format!("data.cache={}", folder.path().join("cache").display())])
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+            .args(["--set", &format!("data.cache={}", folder.path().join("cache").display())]);
+        let Finished { code, err: told, .. } = ended(train);
+        assert_eq!(code, Some(0), "{name}: {told}");
         if name == "translate" {
-            let told = String::from_utf8_lossy(&output.stderr).into_owned();
             for words in
                 ["4 languages with texts", "en-de", "pt_BR-en", "fewer than min_pairs pairs: translation en-fi"]
             {

@@ -4,7 +4,7 @@ use super::view::View;
 use super::wide::multiply_widened;
 use super::{Blocking, Into, ProductBlocks, SumElement};
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::bgemm::Bf16Unit;
+use crate::cpu::bgemm::{Bf16Unit, bgemm};
 use crate::cpu::mat::{Factor, Mat, MatMut};
 
 /// What multiplies two matrices on this CPU.
@@ -95,7 +95,7 @@ impl Kernel {
             match (self, a, b) {
                 (Kernel::F32, Factor::F32(a), Factor::F32(b)) => T::multiply_f32(c, a, b, how, blocks),
                 #[cfg(target_arch = "x86_64")]
-                (Kernel::Bf16(unit), ..) if a.cols() > 0 => T::multiply_bf16(unit, c, (a, b), how, blocks),
+                (Kernel::Bf16(unit), ..) if a.cols() > 0 => bgemm(unit, c, (a, b), how, blocks),
                 _ => multiply_widened(c, a, b, how, blocks),
             }
         }

@@ -7,44 +7,27 @@ use half::bf16;
 use super::kernel::multiply;
 use super::{Into, ProductBlocks};
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::bgemm::{Bf16Unit, bgemm};
+use crate::cpu::bgemm::SumStore;
 use crate::cpu::mat::{Factor, Mat, MatMut};
 use crate::cpu::stored::{round, widen};
 
+/// Nothing is asked of elements by kernels of bf16 that are not there.
+#[cfg(not(target_arch = "x86_64"))]
+pub(in crate::cpu) trait SumStore {}
+#[cfg(not(target_arch = "x86_64"))]
+impl<T> SumStore for T {}
+
 /// What the elements of a product are stored as.
-pub(in crate::cpu) trait SumElement: Copy + Send + Sync {
+pub(in crate::cpu) trait SumElement: SumStore + Copy + Send + Sync {
     /// # Safety
     /// As [`Kernel::multiply`], and C has elements.
     unsafe fn multiply_f32(c: MatMut<Self>, a: Mat, b: Mat, how: Into, blocks: ProductBlocks);
-
-    /// # Safety
-    /// As [`Kernel::multiply`]; this CPU has the unit, and the factors have terms.
-    #[cfg(target_arch = "x86_64")]
-    unsafe fn multiply_bf16(
-        unit: Bf16Unit,
-        c: MatMut<Self>,
-        factors: (Factor, Factor),
-        how: Into,
-        blocks: ProductBlocks,
-    );
 }
 
 impl SumElement for f32 {
     unsafe fn multiply_f32(c: MatMut, a: Mat, b: Mat, how: Into, blocks: ProductBlocks) {
         // SAFETY: the caller's promise.
         unsafe { multiply(c, a, b, how, blocks) }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    unsafe fn multiply_bf16(
-        unit: Bf16Unit,
-        c: MatMut<Self>,
-        (a, b): (Factor, Factor),
-        how: Into,
-        blocks: ProductBlocks,
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe { bgemm(unit, c, (a, b), how, blocks) }
     }
 }
 
@@ -72,18 +55,6 @@ impl SumElement for bf16 {
                 }
             }
         });
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    unsafe fn multiply_bf16(
-        unit: Bf16Unit,
-        c: MatMut<Self>,
-        (a, b): (Factor, Factor),
-        how: Into,
-        blocks: ProductBlocks,
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe { bgemm(unit, c, (a, b), how, blocks) }
     }
 }
 
