@@ -10,7 +10,7 @@ use crate::parallel::Backend;
 
 pub(super) fn run() -> Result<(), CommandFailure> {
     let line = |backend: Backend| {
-        let told = match launch::is_here(backend, 1) {
+        let told = match launch::open_backend(backend, 1) {
             Ok(_) => format!("ready    {}", about(backend)),
             Err(missing) => format!("missing  {}", missing.reason),
         };

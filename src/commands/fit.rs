@@ -13,7 +13,7 @@ use crate::train;
 
 /// Refuses a backend that is not here, and more ranks than can run here.
 pub(super) fn here(config: &Config) -> Result<(), CommandFailure> {
-    launch::is_here(config.parallel.backend, 1).map_err(CommandFailure::request)?;
+    launch::open_backend(config.parallel.backend, 1).map_err(CommandFailure::request)?;
     launch::transport_is_here(&config.parallel).map_err(|wrong| CommandFailure::Request(anyhow::anyhow!(wrong)))?;
     let ranks = config.parallel.ranks;
     if ranks <= launch::RANKS_MAX {

@@ -49,7 +49,7 @@ fn own(file: &Path) -> Result<Machine, CommandFailure> {
 fn here(config: &Config, neighbours: usize) -> Result<Machine, CommandFailure> {
     let backend = config.parallel.backend;
     let threads = launch::share_of_cores(&config.parallel, neighbours);
-    let opened = launch::is_here(backend, threads).map_err(|missing| {
+    let opened = launch::open_backend(backend, threads).map_err(|missing| {
         CommandFailure::Request(anyhow::anyhow!("{missing}; to plan for another machine, name a --device"))
     })?;
     let apart = opened.memory_apart(neighbours);

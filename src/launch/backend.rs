@@ -43,7 +43,7 @@ pub(super) fn device(backend: Backend, share: (usize, Blocking), place: usize) -
     open(backend, share, place).map(|first| first.device)
 }
 
-fn open(backend: Backend, (threads, blocking): (usize, Blocking), place: usize) -> Result<HereBackend, MissingBackend> {
+fn open(backend: Backend, (threads, blocking): (usize, Blocking), place: usize) -> Result<OpenBackend, MissingBackend> {
     let missing = |reason| MissingBackend { backend, reason };
     let gpus = gpus(backend).map_err(missing)?;
     let device = match backend {
@@ -54,27 +54,27 @@ fn open(backend: Backend, (threads, blocking): (usize, Blocking), place: usize) 
             Device::cuda(number, threads, false)
         }
     };
-    Ok(HereBackend { device: device.map_err(missing)?, gpus })
+    Ok(OpenBackend { device: device.map_err(missing)?, gpus })
 }
 
-/// A backend that is here.
-pub struct HereBackend {
+/// A backend that is here, and a device of it.
+pub struct OpenBackend {
     /// Of a first rank.
     pub device: Arc<Device>,
     gpus: Vec<CudaDevice>,
 }
 
-impl HereBackend {
+impl OpenBackend {
     /// [`memory_apart`], without another look for devices.
     pub fn memory_apart(&self, ranks: usize) -> Option<u64> {
         free_part(&self.gpus, ranks)
     }
 }
 
-/// What ranks can compute on here, with so many threads for products.
+/// Opens what ranks can compute on here, with so many threads for products.
 ///
 /// # Errors
 /// As of the device of a rank.
-pub fn is_here(backend: Backend, threads: usize) -> Result<HereBackend, MissingBackend> {
+pub fn open_backend(backend: Backend, threads: usize) -> Result<OpenBackend, MissingBackend> {
     open(backend, (threads, Blocking::default()), 0)
 }

@@ -31,7 +31,7 @@ use guildhall_comm::{Communicator, Failure};
 use guildhall_tensor::{Blocking, Device, DeviceFailure};
 
 use backend::device;
-pub use backend::{MissingBackend, is_here, memory_apart};
+pub use backend::{MissingBackend, memory_apart, open_backend};
 pub use carriers::{DevicePath, transport_is_here};
 pub use ending::{Refusal, RunFailure, Tellable};
 pub use join::{GiveUp, Joined};

@@ -62,8 +62,9 @@ struct Page {
 }
 
 /// Kernels whose bytes are those of their products.
-pub(crate) const PRODUCTS: [&str; 8] = [
+pub(crate) const PRODUCTS: [&str; 9] = [
     "multiply_into",
+    "linear",
     "weight_gradient",
     "grouped_multiply",
     "grouped_weight_gradient",

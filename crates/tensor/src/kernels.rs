@@ -237,12 +237,12 @@ kernels! {
     // --- products -------------------------------------------------------------------------------------------------
     /// `out[rows of p] (+)= a b`.
     product::multiply_into(out: any) reads (a: any, b: any) with (p: &Product) as composed;
+    /// `out[first rows] = a b + row`, for every row.
+    product::linear(out: any) reads (a: any, b: any, row: any) with (p: &Product) as composed;
     /// `dw (+)= g^T x`: g `[R, out]`, x `[R, in]`.
     product::weight_gradient(dw: any, scratch: scratch) reads (g: f32, x: any) with (widths: [usize; 2], accumulate: bool) as composed;
     /// The sums of some rows' columns.
     product::column_sums(sums: f32) reads (x: f32) with (rows: usize, accumulate: bool) within (sums_of(x)) as composed;
-    /// Every row of some becomes `row`.
-    product::fill_rows(out: any) reads (row: any) with (rows: usize);
 
     // --- products by expert: `counts[e]` rows of expert e, one expert after the other -------------------------------
     /// `y[rows of e] (+)= x[rows of e] (W_e or W_e^T)`, w `[E, rows, cols]`.

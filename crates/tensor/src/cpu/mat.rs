@@ -98,4 +98,25 @@ impl<T> MatMut<T> {
         let data = unsafe { self.data.add(i * self.row_stride + j) };
         MatMut { data, rows, cols, ..self }
     }
+
+    /// To be read.
+    pub(super) fn read(self) -> Mat<T> {
+        let MatMut { data, rows, cols, row_stride } = self;
+        Mat { data, rows, cols, row_stride, col_stride: 1 }
+    }
+
+    /// Fills it with `from`, if that is not what it is. Its rows may lie anywhere, even all in one place.
+    ///
+    /// # Safety
+    /// Both matrices cover their memory, `from` has as many rows and columns, and it is the same matrix or overlaps it nowhere.
+    pub(super) unsafe fn fill_from(self, from: Mat<T>) {
+        if std::ptr::eq(self.data, from.data) {
+            return;
+        }
+        for r in 0..self.rows {
+            let (to, from) = (self.data.wrapping_add(r * self.row_stride), from.data.wrapping_add(r * from.row_stride));
+            // SAFETY: the caller's promise.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, self.cols) };
+        }
+    }
 }

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::gemm::{Numbers, View, gemm, set_or_add};
-use super::rows::{for_rows, sum_over_rows};
+use super::gemm::{Numbers, View, gemm, gemm_onto_row, set_or_add};
+use super::rows::sum_over_rows;
 use super::stored::{Stored, StoredRef};
 use crate::device::Device;
 
@@ -64,6 +64,17 @@ pub(crate) fn multiply_into(device: &Device, out: Stored, a: StoredRef, b: Store
     }
 }
 
+pub(crate) fn linear(device: &Device, out: Stored, a: StoredRef, b: StoredRef, row: StoredRef, p: &Product) {
+    let [rows, _, cols] = p.dims();
+    assert!(!p.accumulate && p.first == 0, "what is added is the row");
+    let (len, a, b) = (rows * cols, p.a.view(a.into()), p.b.view(b.into()));
+    match (out, row) {
+        (Stored::F32(out), StoredRef::F32(row)) => gemm_onto_row(device, &mut out[..len], a, b, row),
+        (Stored::Bf16(out), StoredRef::Bf16(row)) => gemm_onto_row(device, &mut out[..len], a, b, row),
+        _ => unreachable!("a row is of its matrix's type"),
+    }
+}
+
 pub(crate) fn weight_gradient(
     device: &Device,
     mut dw: Stored,
@@ -97,25 +108,4 @@ pub(crate) fn column_sums(device: &Device, sums: &mut [f32], x: &[f32], rows: us
         true => sums.iter_mut().zip(found).for_each(|(sum, x)| *sum += x),
         false => sums.copy_from_slice(&found),
     }
-}
-
-pub(crate) fn fill_rows(device: &Device, out: Stored, row: StoredRef, rows: usize) {
-    match (out, row) {
-        (Stored::F32(out), StoredRef::F32(row)) => fill_with(device, out, row, rows),
-        (Stored::Bf16(out), StoredRef::Bf16(row)) => fill_with(device, out, row, rows),
-        _ => unreachable!("a row is of its matrix's type"),
-    }
-}
-
-fn fill_with<T: Copy + Send + Sync>(device: &Device, out: &mut [T], row: &[T], rows: usize) {
-    for_rows(
-        device,
-        &mut out[..rows * row.len()],
-        row.len(),
-        64,
-        #[inline(always)]
-        |_, run| {
-            run.chunks_exact_mut(row.len().max(1)).for_each(|line| line.copy_from_slice(row));
-        },
-    );
 }

@@ -7,7 +7,7 @@
 use core::arch::x86_64::*;
 use std::cell::RefCell;
 
-use super::gemm::{Into, ProductBlocks};
+use super::gemm::{Onto, ProductBlocks};
 use super::mat::{Mat, MatMut};
 
 /// Rows of C in registers.
@@ -37,12 +37,12 @@ pub(super) fn is_supported() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
 }
 
-/// `c (+)= alpha * a * b`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`.
+/// `c = alpha * a * b + start`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`.
 ///
 /// # Safety
-/// The CPU supports AVX2 and FMA, and the three matrices cover the memory their shapes and strides say.
+/// The CPU supports AVX2 and FMA, the matrices cover the memory their shapes and strides say, and the start is of C's size.
 #[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn sgemm(c: MatMut, a: Mat, b: Mat, Into { alpha, accumulate }: Into, blocks: ProductBlocks) {
+pub(super) unsafe fn sgemm(c: MatMut, a: Mat, b: Mat, onto: Onto, blocks: ProductBlocks) {
     SCRATCH.with_borrow_mut(|[a_space, b_space]| {
         let depth = block_depth(a.cols);
         let a_packed = room(a_space, MC / MR * MR_PACKED * depth);
@@ -51,14 +51,14 @@ pub(super) unsafe fn sgemm(c: MatMut, a: Mat, b: Mat, Into { alpha, accumulate }
         for j in (0..b.cols).step_by(n_block) {
             let n = n_block.min(b.cols - j);
             for p in (0..a.cols).step_by(depth) {
-                let k = depth.min(a.cols - p);
+                let (k, onto) = (depth.min(a.cols - p), onto.after_terms(p, c));
                 // SAFETY: every block below lies inside the matrices, by the loop bounds; the space was made for them.
                 unsafe {
                     pack::<NR, NR>(b_packed, b.block(p, j, k, n).transposed());
                     for i in (0..a.rows).step_by(MC) {
                         let m = MC.min(a.rows - i);
                         pack::<MR, MR_PACKED>(a_packed, a.block(i, p, m, k));
-                        multiply_block(c.block(i, j, m, n), a_packed, b_packed, k, alpha, accumulate || p > 0);
+                        multiply_block(c.block(i, j, m, n), a_packed, b_packed, k, onto.block(i, j, m, n));
                     }
                 }
             }
@@ -195,20 +195,21 @@ fn transpose(r: [__m256; LANES]) -> [__m256; LANES] {
 
 /// Multiplies one packed block pair into a tile of C: each panel of B meets all panels of A.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn multiply_block(c: MatMut, a: *const f32, b: *const f32, k: usize, alpha: f32, accumulate: bool) {
+unsafe fn multiply_block(c: MatMut, a: *const f32, b: *const f32, k: usize, onto: Onto) {
     for j in (0..c.cols).step_by(NR) {
         for i in (0..c.rows).step_by(MR) {
             let (m, n) = (MR.min(c.rows - i), NR.min(c.cols - j));
             // SAFETY: panels were packed by `pack` with these widths; the tile lies inside C.
             unsafe {
-                let (a, b, c) = (a.add(i / MR * MR_PACKED * k), b.add(j * k), c.block(i, j, m, n));
+                let (a, b) = (a.add(i / MR * MR_PACKED * k), b.add(j * k));
+                let (c, onto) = (c.block(i, j, m, n), onto.block(i, j, m, n));
                 match m {
-                    1 => kernel::<1>(c, a, b, k, alpha, accumulate),
-                    2 => kernel::<2>(c, a, b, k, alpha, accumulate),
-                    3 => kernel::<3>(c, a, b, k, alpha, accumulate),
-                    4 => kernel::<4>(c, a, b, k, alpha, accumulate),
-                    5 => kernel::<5>(c, a, b, k, alpha, accumulate),
-                    _ => kernel::<6>(c, a, b, k, alpha, accumulate),
+                    1 => kernel::<1>(c, a, b, k, onto),
+                    2 => kernel::<2>(c, a, b, k, onto),
+                    3 => kernel::<3>(c, a, b, k, onto),
+                    4 => kernel::<4>(c, a, b, k, onto),
+                    5 => kernel::<5>(c, a, b, k, onto),
+                    _ => kernel::<6>(c, a, b, k, onto),
                 }
             }
         }
@@ -218,7 +219,7 @@ unsafe fn multiply_block(c: MatMut, a: *const f32, b: *const f32, k: usize, alph
 /// The register tile: `R` rows by two vectors. Each step of k loads two vectors of B and broadcasts `R` values of A.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn kernel<const R: usize>(c: MatMut, a: *const f32, b: *const f32, k: usize, alpha: f32, accumulate: bool) {
+unsafe fn kernel<const R: usize>(c: MatMut, a: *const f32, b: *const f32, k: usize, onto: Onto) {
     let mut sums = [[_mm256_setzero_ps(); 2]; R];
     // SAFETY: the packed panels hold k lines of `MR_PACKED` and `NR` floats; C's rows hold `c.cols` columns.
     unsafe {
@@ -245,34 +246,35 @@ unsafe fn kernel<const R: usize>(c: MatMut, a: *const f32, b: *const f32, k: usi
         for at in k / 4 * 4..k {
             step!(at);
         }
-        let scale = _mm256_set1_ps(alpha);
+        let scale = _mm256_set1_ps(onto.alpha);
         for (r, [left, right]) in sums.into_iter().enumerate() {
             let to = c.data.add(r * c.row_stride);
-            store(to, c.cols.min(LANES), left, scale, accumulate);
-            store(to.wrapping_add(LANES), c.cols.saturating_sub(LANES), right, scale, accumulate);
+            store(to, c.cols.min(LANES), left, scale, onto.at(r, 0));
+            store(to.wrapping_add(LANES), c.cols.saturating_sub(LANES), right, scale, onto.at(r, LANES));
         }
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn store(to: *mut f32, lanes: usize, v: __m256, scale: __m256, accumulate: bool) {
+unsafe fn store(to: *mut f32, lanes: usize, v: __m256, scale: __m256, start: Option<*const f32>) {
     // SAFETY: masked lanes are neither read nor written.
     unsafe {
         if lanes == LANES {
-            let old = if accumulate { _mm256_loadu_ps(to) } else { _mm256_setzero_ps() };
-            return _mm256_storeu_ps(to, scaled(v, scale, old, accumulate));
+            return _mm256_storeu_ps(to, onto_start(v, scale, start.map(|start| _mm256_loadu_ps(start))));
         }
         let mask = low_mask(lanes);
-        let old = if accumulate { _mm256_maskload_ps(to, mask) } else { _mm256_setzero_ps() };
-        _mm256_maskstore_ps(to, mask, scaled(v, scale, old, accumulate));
+        _mm256_maskstore_ps(to, mask, onto_start(v, scale, start.map(|start| _mm256_maskload_ps(start, mask))));
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn scaled(v: __m256, scale: __m256, old: __m256, accumulate: bool) -> __m256 {
-    if accumulate { _mm256_fmadd_ps(v, scale, old) } else { _mm256_mul_ps(v, scale) }
+fn onto_start(v: __m256, scale: __m256, start: Option<__m256>) -> __m256 {
+    match start {
+        Some(start) => _mm256_fmadd_ps(v, scale, start),
+        None => _mm256_mul_ps(v, scale),
+    }
 }
 
 /// Sets the first `lanes` of eight.

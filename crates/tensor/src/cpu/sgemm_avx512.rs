@@ -10,7 +10,7 @@
 use core::arch::x86_64::*;
 use std::cell::RefCell;
 
-use super::gemm::{Into, ProductBlocks};
+use super::gemm::{Onto, ProductBlocks};
 use super::mat::{Mat, MatMut};
 
 /// Rows of C in registers where A is packed.
@@ -54,12 +54,12 @@ pub(super) fn tile(is_in_place: bool) -> [usize; 2] {
     if is_in_place { [MR_IN_PLACE, NR_IN_PLACE] } else { [MR, NR] }
 }
 
-/// `c (+)= alpha * a * b`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`.
+/// `c = alpha * a * b + start`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`.
 ///
 /// # Safety
-/// The CPU supports AVX-512F, and the three matrices cover the memory their shapes and strides say.
+/// The CPU supports AVX-512F, the matrices cover the memory their shapes and strides say, and the start is of C's size.
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn sgemm(c: MatMut, a: Mat, b: Mat, Into { alpha, accumulate }: Into, blocks: ProductBlocks) {
+pub(super) unsafe fn sgemm(c: MatMut, a: Mat, b: Mat, onto: Onto, blocks: ProductBlocks) {
     let is_in_place = reads_in_place(a, b.cols, blocks);
     let kib = blocks.in_place_kib.filter(|_| is_in_place).unwrap_or(blocks.packed_kib);
     SCRATCH.with_borrow_mut(|(a_space, b_space)| {
@@ -73,20 +73,20 @@ pub(super) unsafe fn sgemm(c: MatMut, a: Mat, b: Mat, Into { alpha, accumulate }
         for j in (0..b.cols).step_by(n_block) {
             let n = n_block.min(b.cols - j);
             for p in (0..a.cols).step_by(depth) {
-                let k = depth.min(a.cols - p);
+                let (k, onto) = (depth.min(a.cols - p), onto.after_terms(p, c));
                 // SAFETY: every block below lies inside the matrices, by the loop bounds.
                 unsafe {
                     pack::<NR>(b_packed, b.block(p, j, k, n).transposed());
                     if is_in_place {
                         let (tile, a) = (c.block(0, j, a.rows, n), a.block(0, p, a.rows, k));
-                        multiply_in_place(tile, a, b_packed, alpha, accumulate || p > 0);
+                        multiply_in_place(tile, a, b_packed, onto.block(0, j, c.rows, n));
                         continue;
                     }
                     for i in (0..a.rows).step_by(MC) {
                         let m = MC.min(a.rows - i);
                         pack::<MR>(a_packed, a.block(i, p, m, k));
                         let tile = c.block(i, j, m, n);
-                        multiply_block(tile, a_packed, b_packed, k, alpha, accumulate || p > 0);
+                        multiply_block(tile, a_packed, b_packed, k, onto.block(i, j, m, n));
                     }
                 }
             }
@@ -231,7 +231,7 @@ pub(super) fn transpose(r: [__m512; 16]) -> [__m512; 16] {
 /// lines are then met in the order of memory, page by page, and the panel of A, which every tile of a row needs, is
 /// half the size of one of B, which comes from the second-level cache.
 #[target_feature(enable = "avx512f")]
-unsafe fn multiply_block(c: MatMut, a: *const f32, b: *const f32, k: usize, alpha: f32, accumulate: bool) {
+unsafe fn multiply_block(c: MatMut, a: *const f32, b: *const f32, k: usize, onto: Onto) {
     for i in (0..c.rows).step_by(MR) {
         let m = MR.min(c.rows - i);
         for j in (0..c.cols).step_by(NR) {
@@ -240,7 +240,7 @@ unsafe fn multiply_block(c: MatMut, a: *const f32, b: *const f32, k: usize, alph
             unsafe {
                 let a = a.add(i / MR * MR_PACKED * k);
                 let b = b.add(j * k);
-                kernel_of_rows(m, c.block(i, j, m, n), a, b, k, alpha, accumulate);
+                kernel_of_rows(m, c.block(i, j, m, n), a, b, k, onto.block(i, j, m, n));
             }
         }
     }
@@ -248,12 +248,12 @@ unsafe fn multiply_block(c: MatMut, a: *const f32, b: *const f32, k: usize, alph
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn kernel_of_rows(m: usize, c: MatMut, a: *const f32, b: *const f32, k: usize, alpha: f32, accumulate: bool) {
+unsafe fn kernel_of_rows(m: usize, c: MatMut, a: *const f32, b: *const f32, k: usize, onto: Onto) {
     macro_rules! by_rows {
         ($($rows:literal)*) => {
             match m {
                 // SAFETY: forwarded from the caller.
-                $($rows => unsafe { kernel::<$rows>(c, a, b, k, alpha, accumulate) },)*
+                $($rows => unsafe { kernel::<$rows>(c, a, b, k, onto) },)*
                 _ => unreachable!("a register tile has 1 to 14 rows, not {m}"),
             }
         };
@@ -264,7 +264,7 @@ unsafe fn kernel_of_rows(m: usize, c: MatMut, a: *const f32, b: *const f32, k: u
 /// The register tile: `R` rows by two vectors. Each step of k loads two vectors of B and broadcasts `R` values of A.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn kernel<const R: usize>(c: MatMut, a: *const f32, b: *const f32, k: usize, alpha: f32, accumulate: bool) {
+unsafe fn kernel<const R: usize>(c: MatMut, a: *const f32, b: *const f32, k: usize, onto: Onto) {
     let mut left = [_mm512_setzero_ps(); R];
     let mut right = [_mm512_setzero_ps(); R];
     // SAFETY: the packed panels hold k steps of `MR_PACKED` and `NR` floats; C's rows hold `c.cols` columns.
@@ -292,19 +292,19 @@ unsafe fn kernel<const R: usize>(c: MatMut, a: *const f32, b: *const f32, k: usi
         if k % 2 == 1 {
             step!(k - 1);
         }
-        let scale = _mm512_set1_ps(alpha);
+        let scale = _mm512_set1_ps(onto.alpha);
         let (mask0, mask1) = (low_mask(c.cols.min(16)), low_mask(c.cols.saturating_sub(16)));
         for r in 0..R {
             let to = c.data.add(r * c.row_stride);
-            store(to, mask0, left[r], scale, accumulate);
-            store(to.wrapping_add(16), mask1, right[r], scale, accumulate);
+            store(to, mask0, left[r], scale, onto.at(r, 0));
+            store(to.wrapping_add(16), mask1, right[r], scale, onto.at(r, 16));
         }
     }
 }
 
 /// Multiplies rows of A, whose numbers are adjacent, by a packed block of B into rows of C.
 #[target_feature(enable = "avx512f")]
-unsafe fn multiply_in_place(c: MatMut, a: Mat, b: *const f32, alpha: f32, accumulate: bool) {
+unsafe fn multiply_in_place(c: MatMut, a: Mat, b: *const f32, onto: Onto) {
     for i in (0..c.rows).step_by(MR_IN_PLACE) {
         let m = MR_IN_PLACE.min(c.rows - i);
         for j in (0..c.cols).step_by(NR_IN_PLACE) {
@@ -312,7 +312,8 @@ unsafe fn multiply_in_place(c: MatMut, a: Mat, b: *const f32, alpha: f32, accumu
             // SAFETY: panels were packed by `pack`, a second one where the tile is wider than one; the tile lies inside
             // C, and its rows inside A.
             unsafe {
-                in_place_of_rows(c.block(i, j, m, n), a.block(i, 0, m, a.cols), b.add(j * a.cols), alpha, accumulate)
+                let (a, onto) = (a.block(i, 0, m, a.cols), onto.block(i, j, m, n));
+                in_place_of_rows(c.block(i, j, m, n), a, b.add(j * a.cols), onto)
             }
         }
     }
@@ -320,13 +321,13 @@ unsafe fn multiply_in_place(c: MatMut, a: Mat, b: *const f32, alpha: f32, accumu
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn in_place_of_rows(c: MatMut, a: Mat, b: *const f32, alpha: f32, accumulate: bool) {
+unsafe fn in_place_of_rows(c: MatMut, a: Mat, b: *const f32, onto: Onto) {
     macro_rules! by_rows {
         ($($rows:literal)*) => {
             match (c.rows, c.cols > NR) {
                 // SAFETY: forwarded from the caller.
-                $(($rows, true) => unsafe { kernel_in_place::<$rows, 4>(c, a, b, alpha, accumulate) },
-                ($rows, false) => unsafe { kernel_in_place::<$rows, 2>(c, a, b, alpha, accumulate) },)*
+                $(($rows, true) => unsafe { kernel_in_place::<$rows, 4>(c, a, b, onto) },
+                ($rows, false) => unsafe { kernel_in_place::<$rows, 2>(c, a, b, onto) },)*
                 (m, _) => unreachable!("a register tile has 1 to 6 rows, not {m}"),
             }
         };
@@ -338,13 +339,7 @@ unsafe fn in_place_of_rows(c: MatMut, a: Mat, b: *const f32, alpha: f32, accumul
 /// of A.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn kernel_in_place<const R: usize, const V: usize>(
-    c: MatMut,
-    a: Mat,
-    b: *const f32,
-    alpha: f32,
-    accumulate: bool,
-) {
+unsafe fn kernel_in_place<const R: usize, const V: usize>(c: MatMut, a: Mat, b: *const f32, onto: Onto) {
     /// Numbers of a cache line.
     const LINE: usize = 16;
     let mut sums = [[_mm512_setzero_ps(); V]; R];
@@ -384,11 +379,11 @@ unsafe fn kernel_in_place<const R: usize, const V: usize>(
         for at in k / LINE * LINE..k {
             step!(at);
         }
-        let scale = _mm512_set1_ps(alpha);
+        let scale = _mm512_set1_ps(onto.alpha);
         for (r, sums) in sums.iter().enumerate() {
             for (v, sum) in sums.iter().enumerate() {
                 let mask = low_mask(c.cols.saturating_sub(16 * v).min(16));
-                store(c.data.wrapping_add(r * c.row_stride + 16 * v), mask, *sum, scale, accumulate);
+                store(c.data.wrapping_add(r * c.row_stride + 16 * v), mask, *sum, scale, onto.at(r, 16 * v));
             }
         }
     }
@@ -396,13 +391,12 @@ unsafe fn kernel_in_place<const R: usize, const V: usize>(
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn store(to: *mut f32, mask: __mmask16, v: __m512, scale: __m512, accumulate: bool) {
+pub(super) unsafe fn store(to: *mut f32, mask: __mmask16, v: __m512, scale: __m512, start: Option<*const f32>) {
     // SAFETY: masked lanes are neither read nor written.
     unsafe {
-        let out = if accumulate {
-            _mm512_fmadd_ps(v, scale, _mm512_maskz_loadu_ps(mask, to))
-        } else {
-            _mm512_mul_ps(v, scale)
+        let out = match start {
+            Some(start) => _mm512_fmadd_ps(v, scale, _mm512_maskz_loadu_ps(mask, start)),
+            None => _mm512_mul_ps(v, scale),
         };
         _mm512_mask_storeu_ps(to, mask, out);
     }

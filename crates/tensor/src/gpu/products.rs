@@ -90,6 +90,15 @@ pub(crate) fn multiply_into(gpu: &Gpu, device: &Device, out: &mut Tensor, a: &Te
     });
 }
 
+pub(crate) fn linear(gpu: &Gpu, device: &Device, out: &mut Tensor, a: &Tensor, b: &Tensor, row: &Tensor, p: &Product) {
+    let mut call = Call::new(gpu, device, "product", "fill_rows");
+    call.write(out.device_elements(), OperandKind::Any);
+    call.read(row.device_elements(), OperandKind::Any);
+    p.dims()[0].pass(&mut call);
+    call.launch();
+    multiply_into(gpu, device, out, a, b, &Product { accumulate: true, ..p.clone() });
+}
+
 pub(crate) fn weight_gradient(
     gpu: &Gpu,
     device: &Device,

@@ -15,7 +15,7 @@ use std::convert::Infallible;
 use std::ops::Range;
 
 use super::f32_like;
-use super::linear::{multiply, whole};
+use super::linear::{multiply, multiply_onto, whole};
 use crate::cpu::product::{Matrix, Product};
 use crate::dtype::Dtype;
 use crate::index::Index;
@@ -67,11 +67,12 @@ impl Weights {
 
     /// `x W^T + b` of some rows, as the first rows of `block`.
     fn logits(&self, block: &mut Tensor, x: &Tensor, rows: Range<usize>) {
-        if let Some(b) = &self.b {
-            kernels::fill_rows(block, b, rows.len());
-        }
         let (a, b) = (Matrix::new(rows, x.cols()), whole(&self.w).t());
-        multiply(block, x, &self.w, &Product { a, b, first: 0, accumulate: self.b.is_some() });
+        let p = Product { a, b, first: 0, accumulate: false };
+        match &self.b {
+            Some(bias) => multiply_onto(block, x, &self.w, bias, &p),
+            None => multiply(block, x, &self.w, &p),
+        }
     }
 }
 

@@ -20,6 +20,13 @@ pub(super) fn multiply(out: &mut Tensor, a: &Tensor, b: &Tensor, p: &Product) {
     kernels::multiply_into(out, a, b, p);
 }
 
+/// `out[first rows] = a b + row`, counted.
+pub(super) fn multiply_onto(out: &mut Tensor, a: &Tensor, b: &Tensor, row: &Tensor, p: &Product) {
+    let [rows, inner, cols] = p.dims();
+    out.device().count_product(rows, inner, cols);
+    kernels::linear(out, a, b, row, p);
+}
+
 /// Adds `g^T x` to the gradient of a weight of `shape`.
 fn weight_gradient(gradients: &mut Gradients, to: Input, shape: &[usize], g: &Tensor, x: &Tensor) {
     if !gradients.wants(to) {
@@ -52,11 +59,11 @@ pub(super) fn add_bias_gradient(gradients: &mut Gradients, bias: Input, gradient
 /// `x W^T + b` in `shape`.
 fn product(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, (shape, dtype): (&[usize], Dtype)) -> Tensor {
     let mut y = Tensor::stale(x.device(), shape, dtype);
-    if let Some(bias) = bias {
-        kernels::fill_rows(&mut y, &bias.cast(dtype), x.rows());
+    let p = Product { a: whole(x), b: whole(weight).t(), first: 0, accumulate: false };
+    match bias {
+        Some(bias) => multiply_onto(&mut y, x, weight, &bias.cast(dtype), &p),
+        None => multiply(&mut y, x, weight, &p),
     }
-    let p = Product { a: whole(x), b: whole(weight).t(), first: 0, accumulate: bias.is_some() };
-    multiply(&mut y, x, weight, &p);
     y
 }
 

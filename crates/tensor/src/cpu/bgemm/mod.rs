@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 
 use half::bf16;
 
-use super::gemm::{Into, ProductBlocks};
+use super::gemm::{Onto, ProductBlocks};
 use super::mat::{Factor, Mat, MatMut};
 use super::sgemm_avx512::store;
 use pack::{WordOrder, pack};
@@ -147,17 +147,17 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// `c (+)= alpha * a * b`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`; k > 0.
+/// `c = alpha * a * b + start`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`; k > 0.
 /// Sums are f32, and rounded once where C is not.
 ///
 /// # Safety
-/// This CPU has the unit, and the three matrices cover the memory their shapes and strides say.
+/// This CPU has the unit, the matrices cover the memory their shapes and strides say, and the start is of C's size.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn bgemm<T: SumStore>(
     unit: Bf16Unit,
     c: MatMut<T>,
     (a, b): (Factor, Factor),
-    Into { alpha, accumulate }: Into,
+    onto: Onto<T>,
     blocks: ProductBlocks,
 ) {
     SCRATCH.with_borrow_mut(|scratch| {
@@ -182,15 +182,15 @@ pub(super) unsafe fn bgemm<T: SumStore>(
         for j in (0..c.cols).step_by(width) {
             let n = width.min(c.cols - j);
             for p in (0..a.cols()).step_by(depth) {
-                let k = depth.min(a.cols() - p);
+                let (k, onto) = (depth.min(a.cols() - p), onto.after_terms(p, c));
                 // SAFETY: every block below lies inside the matrices, by the loop bounds.
                 unsafe {
                     pack(b_space, b.block(p, j, k, n).transposed(), SIDE, WordOrder::WordByWord);
                     for i in (0..c.rows).step_by(height) {
                         let m = height.min(c.rows - i);
                         let rows = FactorRows::of(a.block(i, p, m, k), unit, layout, a_space, tile_rows);
-                        let tile = [tile_rows, tile_cols];
-                        multiply_block(unit, c.block(i, j, m, n), rows, tile, b_space, (alpha, accumulate || p > 0));
+                        let (c, onto) = (c.block(i, j, m, n), onto.block(i, j, m, n));
+                        multiply_block(unit, c, rows, [tile_rows, tile_cols], b_space, onto);
                     }
                 }
             }
@@ -282,7 +282,7 @@ unsafe fn multiply_block<T: SumStore>(
     a: FactorRows,
     [tile_rows, tile_cols]: [usize; 2],
     b: *const u32,
-    (alpha, accumulate): (f32, bool),
+    onto: Onto<T>,
 ) {
     for i in (0..c.rows).step_by(tile_rows) {
         let (m, a) = (tile_rows.min(c.rows - i), a.at_row(i));
@@ -290,10 +290,10 @@ unsafe fn multiply_block<T: SumStore>(
             let n = tile_cols.min(c.cols - j);
             // SAFETY: panels were packed 16 columns wide; the tile lies inside C.
             unsafe {
-                let (c, b) = (c.block(i, j, m, n), b.add(j * a.steps * SIDE));
+                let (c, b, onto) = (c.block(i, j, m, n), b.add(j * a.steps * SIDE), onto.block(i, j, m, n));
                 match unit {
-                    Bf16Unit::Amx => multiply_tiles(c, a, b, alpha, accumulate),
-                    Bf16Unit::Avx512 => multiply_pairs(c, a, b, alpha, accumulate),
+                    Bf16Unit::Amx => multiply_tiles(c, a, b, onto),
+                    Bf16Unit::Avx512 => multiply_pairs(c, a, b, onto),
                 }
             }
         }
@@ -308,11 +308,11 @@ pub(super) trait SumStore: Copy {
     /// The memory as f32, if it is.
     fn as_f32(data: *mut Self) -> Option<*mut f32>;
 
-    /// Stores `sums * scale`, added to what is there with `accumulate`, at the lanes of `mask`.
+    /// Stores `sums * scale`, added to what is at `start`, at the lanes of `mask`.
     ///
     /// # Safety
     /// These lanes exist, and the CPU has the instructions.
-    unsafe fn keep(to: *mut Self, mask: __mmask16, sums: __m512, scale: __m512, accumulate: bool);
+    unsafe fn keep(to: *mut Self, mask: __mmask16, sums: __m512, scale: __m512, start: Option<*const Self>);
 }
 
 impl SumStore for f32 {
@@ -324,9 +324,9 @@ impl SumStore for f32 {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn keep(to: *mut f32, mask: __mmask16, sums: __m512, scale: __m512, accumulate: bool) {
+    unsafe fn keep(to: *mut f32, mask: __mmask16, sums: __m512, scale: __m512, start: Option<*const f32>) {
         // SAFETY: the caller's promise.
-        unsafe { store(to, mask, sums, scale, accumulate) }
+        unsafe { store(to, mask, sums, scale, start) }
     }
 }
 
@@ -340,14 +340,15 @@ impl SumStore for bf16 {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn keep(to: *mut bf16, mask: __mmask16, sums: __m512, scale: __m512, accumulate: bool) {
+    unsafe fn keep(to: *mut bf16, mask: __mmask16, sums: __m512, scale: __m512, start: Option<*const bf16>) {
         // SAFETY: masked lanes are neither read nor written; vectors of one size hold the same bits.
         unsafe {
-            let out = if accumulate {
-                let there = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, to.cast()));
-                _mm512_fmadd_ps(sums, scale, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(there)))
-            } else {
-                _mm512_mul_ps(sums, scale)
+            let out = match start {
+                Some(start) => {
+                    let start = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, start.cast()));
+                    _mm512_fmadd_ps(sums, scale, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(start)))
+                }
+                None => _mm512_mul_ps(sums, scale),
             };
             let rounded = core::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(out));
             _mm256_mask_storeu_epi16(to.cast(), mask, rounded);

@@ -3,6 +3,7 @@
 use core::arch::x86_64::*;
 
 use super::{FactorRows, MR_IN_PLACE, MR_PAIRS, NR, NR_IN_PLACE, RowLayout, SIDE, SQUARE, SumStore, WordOrder};
+use crate::cpu::gemm::Onto;
 use crate::cpu::mat::MatMut;
 use crate::cpu::sgemm_avx512::low_mask;
 
@@ -62,18 +63,12 @@ pub(super) fn tile(layout: RowLayout) -> [usize; 2] {
 /// As [`multiply_block`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn multiply_pairs<T: SumStore>(
-    c: MatMut<T>,
-    a: FactorRows,
-    b: *const u32,
-    alpha: f32,
-    accumulate: bool,
-) {
+pub(super) unsafe fn multiply_pairs<T: SumStore>(c: MatMut<T>, a: FactorRows, b: *const u32, onto: Onto<T>) {
     macro_rules! by_rows {
         ($place:ty, $vectors:literal, $($rows:literal)*) => {
             match c.rows {
                 // SAFETY: forwarded from the caller.
-                $($rows => unsafe { pairs::<$rows, $vectors, $place, T>(c, a, b, alpha, accumulate) },)*
+                $($rows => unsafe { pairs::<$rows, $vectors, $place, T>(c, a, b, onto) },)*
                 rows => unreachable!("a register tile has no {rows} rows"),
             }
         };
@@ -96,8 +91,7 @@ unsafe fn pairs<const R: usize, const V: usize, P: WordPlace, T: SumStore>(
     c: MatMut<T>,
     a: FactorRows,
     b: *const u32,
-    alpha: f32,
-    accumulate: bool,
+    onto: Onto<T>,
 ) {
     let mut sums = [[_mm512_setzero_ps(); V]; R];
     let halves = |words: __m512i| {
@@ -148,12 +142,12 @@ unsafe fn pairs<const R: usize, const V: usize, P: WordPlace, T: SumStore>(
             }
         }
         // Here, and not in a function that would be handed the sums: they would have to be in memory for it.
-        let scale = _mm512_set1_ps(alpha);
+        let scale = _mm512_set1_ps(onto.alpha);
         for (r, sums) in sums.iter().enumerate() {
             for (v, sum) in sums.iter().enumerate() {
                 let mask = low_mask(c.cols.saturating_sub(SIDE * v).min(SIDE));
                 let to = c.data.wrapping_add(r * c.row_stride + SIDE * v);
-                T::keep(to, mask, *sum, scale, accumulate);
+                T::keep(to, mask, *sum, scale, onto.at(r, SIDE * v));
             }
         }
     }

@@ -5,6 +5,7 @@ use core::arch::x86_64::*;
 use core::mem::MaybeUninit;
 
 use super::{FactorRows, NR, SIDE, SQUARE, SumStore, WordLine};
+use crate::cpu::gemm::Onto;
 use crate::cpu::mat::MatMut;
 use crate::cpu::sgemm_avx512::low_mask;
 
@@ -35,30 +36,27 @@ pub(super) unsafe fn configure_tiles() {
 /// As [`multiply_block`]; this thread's tiles are configured.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn multiply_tiles<T: SumStore>(
-    c: MatMut<T>,
-    a: FactorRows,
-    b: *const u32,
-    alpha: f32,
-    accumulate: bool,
-) {
+pub(super) unsafe fn multiply_tiles<T: SumStore>(c: MatMut<T>, a: FactorRows, b: *const u32, onto: Onto<T>) {
     let (down, right) = (c.rows.div_ceil(SIDE), c.cols.div_ceil(SIDE));
-    let is_whole = c.rows.is_multiple_of(SIDE) && c.cols.is_multiple_of(SIDE) && alpha == 1.0;
+    let is_whole = c.rows.is_multiple_of(SIDE) && c.cols.is_multiple_of(SIDE) && onto.alpha == 1.0;
     let direct = T::as_f32(c.data).filter(|_| is_whole);
     // SAFETY: as many squares of A and B are there; what does not fill tiles goes through memory that does.
     unsafe {
         if let Some(to) = direct {
-            return tiles(down, right, (to, c.row_stride), a, b, accumulate);
+            // Tiles take up what is in C.
+            onto.start.into_iter().for_each(|start| c.fill_from(start));
+            return tiles(down, right, (to, c.row_stride), a, b, onto.start.is_some());
         }
         // Tiles fill what is read of it.
         let mut found = MaybeUninit::<[WordLine; 2 * 2 * SIDE]>::uninit();
         let found: *mut f32 = found.as_mut_ptr().cast();
         tiles(down, right, (found, NR), a, b, false);
-        let (scale, masks) = (_mm512_set1_ps(alpha), [c.cols.min(16), c.cols.saturating_sub(16)].map(low_mask));
+        let (scale, masks) = (_mm512_set1_ps(onto.alpha), [c.cols.min(16), c.cols.saturating_sub(16)].map(low_mask));
         for r in 0..c.rows {
             for (half, mask) in masks.into_iter().enumerate().take(right) {
                 let sums = _mm512_load_ps(found.add(r * NR + half * SIDE));
-                T::keep(c.data.add(r * c.row_stride).wrapping_add(half * SIDE), mask, sums, scale, accumulate);
+                let to = c.data.add(r * c.row_stride).wrapping_add(half * SIDE);
+                T::keep(to, mask, sums, scale, onto.at(r, half * SIDE));
             }
         }
     }

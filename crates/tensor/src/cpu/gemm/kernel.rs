@@ -2,7 +2,7 @@
 
 use super::view::View;
 use super::wide::multiply_widened;
-use super::{Blocking, Into, ProductBlocks, SumElement};
+use super::{Blocking, Onto, ProductBlocks, SumElement};
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::bgemm::{Bf16Unit, bgemm};
 use crate::cpu::mat::{Factor, Mat, MatMut};
@@ -79,12 +79,12 @@ impl Kernel {
     }
 
     /// # Safety
-    /// The matrices cover the memory their shapes and strides say, and C overlaps neither factor.
+    /// The matrices cover the memory their shapes and strides say, C overlaps neither factor, and the start is of C's size.
     pub(super) unsafe fn multiply<T: SumElement>(
         self,
         c: MatMut<T>,
         (a, b): (Factor, Factor),
-        how: Into,
+        onto: Onto<T>,
         blocks: ProductBlocks,
     ) {
         if c.rows == 0 || c.cols == 0 {
@@ -93,10 +93,10 @@ impl Kernel {
         // SAFETY: the caller's promise; the CPU has been asked for its unit.
         unsafe {
             match (self, a, b) {
-                (Kernel::F32, Factor::F32(a), Factor::F32(b)) => T::multiply_f32(c, a, b, how, blocks),
+                (Kernel::F32, Factor::F32(a), Factor::F32(b)) => T::multiply_f32(c, a, b, onto, blocks),
                 #[cfg(target_arch = "x86_64")]
-                (Kernel::Bf16(unit), ..) if a.cols() > 0 => bgemm(unit, c, (a, b), how, blocks),
-                _ => multiply_widened(c, a, b, how, blocks),
+                (Kernel::Bf16(unit), ..) if a.cols() > 0 => bgemm(unit, c, (a, b), onto, blocks),
+                _ => multiply_widened(c, a, b, onto, blocks),
             }
         }
     }
@@ -104,26 +104,28 @@ impl Kernel {
 
 /// # Safety
 /// As [`Kernel::multiply`], and C has elements.
-pub(super) unsafe fn multiply(c: MatMut, a: Mat, b: Mat, how: Into, blocks: ProductBlocks) {
+pub(super) unsafe fn multiply(c: MatMut, a: Mat, b: Mat, onto: Onto, blocks: ProductBlocks) {
     #[cfg(target_arch = "x86_64")]
     if crate::cpu::sgemm_avx512::is_supported() && a.cols > 0 {
         // SAFETY: the CPU has been asked; the rest is the caller's promise.
-        return unsafe { crate::cpu::sgemm_avx512::sgemm(c, a, b, how, blocks) };
+        return unsafe { crate::cpu::sgemm_avx512::sgemm(c, a, b, onto, blocks) };
     }
     #[cfg(target_arch = "x86_64")]
     if crate::cpu::sgemm_avx2::is_supported() && a.cols > 0 {
         // SAFETY: as above.
-        return unsafe { crate::cpu::sgemm_avx2::sgemm(c, a, b, how, blocks) };
+        return unsafe { crate::cpu::sgemm_avx2::sgemm(c, a, b, onto, blocks) };
     }
     // SAFETY: the caller's promise.
-    unsafe { multiply_by_crate(c, a, b, how) }
+    unsafe { multiply_by_crate(c, a, b, onto) }
 }
 
 /// # Safety
 /// As `multiply`.
-pub(super) unsafe fn multiply_by_crate(c: MatMut, a: Mat, b: Mat, how: Into) {
+pub(super) unsafe fn multiply_by_crate(c: MatMut, a: Mat, b: Mat, onto: Onto) {
     let kernel = gemm_f32::gemm::f32::get_gemm_fn();
-    let keep = if how.accumulate { 1.0 } else { 0.0 };
+    let keep = if onto.start.is_some() { 1.0 } else { 0.0 };
+    // SAFETY: a start is of C's size. The crate adds to what is there alone.
+    onto.start.into_iter().for_each(|start| unsafe { c.fill_from(start) });
     // SAFETY: strides and shapes are those of the matrices; column strides come before row strides.
     unsafe {
         kernel(
@@ -133,7 +135,7 @@ pub(super) unsafe fn multiply_by_crate(c: MatMut, a: Mat, b: Mat, how: Into) {
             c.data,
             1,
             c.row_stride as isize,
-            how.accumulate,
+            onto.start.is_some(),
             a.data,
             a.col_stride as isize,
             a.row_stride as isize,
@@ -141,7 +143,7 @@ pub(super) unsafe fn multiply_by_crate(c: MatMut, a: Mat, b: Mat, how: Into) {
             b.col_stride as isize,
             b.row_stride as isize,
             keep,
-            how.alpha,
+            onto.alpha,
             false,
             false,
             false,

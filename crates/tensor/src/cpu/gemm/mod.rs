@@ -11,7 +11,7 @@ mod kernel;
 mod view;
 mod wide;
 
-use super::mat::MatMut;
+use super::mat::{Mat, MatMut};
 use crate::device::Device;
 pub use blocking::{Blocking, ProductBlocks};
 use kernel::{Division, Kernel};
@@ -36,18 +36,69 @@ pub(crate) fn set_or_add(accumulate: bool) -> Into {
     Into { alpha: 1.0, accumulate }
 }
 
+impl Into {
+    fn onto<T>(self, c: MatMut<T>) -> Onto<T> {
+        Onto { alpha: self.alpha, start: self.accumulate.then(|| c.read()) }
+    }
+}
+
+/// The same for kernels: `c = alpha * ab + start`. The start is C itself, or apart from it.
+#[derive(Clone, Copy)]
+pub(super) struct Onto<T = f32> {
+    pub(super) alpha: f32,
+    pub(super) start: Option<Mat<T>>,
+}
+
+impl<T: Copy> Onto<T> {
+    /// Of a block of C.
+    ///
+    /// # Safety
+    /// The block lies inside C.
+    #[inline(always)]
+    pub(super) unsafe fn block(self, i: usize, j: usize, rows: usize, cols: usize) -> Onto<T> {
+        // SAFETY: the caller's promise; a start is of C's size.
+        Onto { start: self.start.map(|start| unsafe { start.block(i, j, rows, cols) }), ..self }
+    }
+
+    /// Of the terms after the first `p`, whose sums C then has.
+    #[inline(always)]
+    pub(super) fn after_terms(self, p: usize, c: MatMut<T>) -> Onto<T> {
+        if p > 0 { Onto { start: Some(c.read()), ..self } } else { self }
+    }
+
+    /// Where the start of a row's elements from `j` on lies.
+    #[inline(always)]
+    pub(super) fn at(self, r: usize, j: usize) -> Option<*const T> {
+        self.start.map(|start| start.data.wrapping_add(r * start.row_stride + j))
+    }
+}
+
 /// `c (+)= alpha * a * b` with all the device's threads. `c` has rows `stride` apart; its sums are f32, rounded once where
 /// it is not.
 #[track_caller]
 pub(super) fn gemm<T: SumElement>(device: &Device, c: &mut [T], stride: usize, a: View, b: View, how: Into) {
     let c = mat_mut(c, stride, a, b);
+    gemm_onto(device, c, a, b, how.onto(c));
+}
+
+/// `c = a * b + row`, for every row of `c`, likewise.
+#[track_caller]
+pub(super) fn gemm_onto_row<T: SumElement>(device: &Device, c: &mut [T], a: View, b: View, row: &[T]) {
+    let c = mat_mut(c, b.cols, a, b);
+    assert_eq!(row.len(), b.cols, "a row of what it is added to");
+    let start = Mat { data: row.as_ptr(), rows: a.rows, cols: b.cols, row_stride: 0, col_stride: 1 };
+    gemm_onto(device, c, a, b, Onto { alpha: 1.0, start: Some(start) });
+}
+
+/// C is checked against the factors.
+fn gemm_onto<T: SumElement>(device: &Device, c: MatMut<T>, a: View, b: View, onto: Onto<T>) {
     let kernel = Kernel::of(a, b);
     let blocks = kernel.blocks(device.blocking());
     let parts = if a.rows * a.cols * b.cols < kernel.least_shared() { 1 } else { device.threads() };
     let factors = (a.factor(), b.factor());
     if parts == 1 {
         // SAFETY: `mat_mut` has checked the shapes against the memory.
-        return unsafe { kernel.multiply(c, factors, how, blocks) };
+        return unsafe { kernel.multiply(c, factors, onto, blocks) };
     }
     let Division { tile: [tile_rows, tile_cols], packs_a } = kernel.division(a.factor(), b.cols, blocks);
     // Every part packs all of the operand that is not split: split the longer side, or B if nothing else is packed.
@@ -64,10 +115,12 @@ pub(super) fn gemm<T: SumElement>(device: &Device, c: &mut [T], stride: usize, a
                 unsafe {
                     if by_rows {
                         let left = left.block(first, 0, count, a.cols);
-                        kernel.multiply(c.block(first, 0, count, c.cols), (left, right), how, blocks);
+                        let (c, onto) = (c.block(first, 0, count, c.cols), onto.block(first, 0, count, c.cols));
+                        kernel.multiply(c, (left, right), onto, blocks);
                     } else {
                         let right = right.block(0, first, b.rows, count);
-                        kernel.multiply(c.block(0, first, c.rows, count), (left, right), how, blocks);
+                        let (c, onto) = (c.block(0, first, c.rows, count), onto.block(0, first, c.rows, count));
+                        kernel.multiply(c, (left, right), onto, blocks);
                     }
                 }
             };
@@ -99,7 +152,7 @@ pub(super) fn gemm_small(c: &mut [f32], stride: usize, a: View, b: View, how: In
 fn multiply_on_thread<T: SumElement>(c: &mut [T], stride: usize, a: View, b: View, how: Into, blocks: ProductBlocks) {
     let c = mat_mut(c, stride, a, b);
     // SAFETY: `mat_mut` has checked the shapes against the memory.
-    unsafe { Kernel::of(a, b).multiply(c, (a.factor(), b.factor()), how, blocks) }
+    unsafe { Kernel::of(a, b).multiply(c, (a.factor(), b.factor()), how.onto(c), blocks) }
 }
 
 #[track_caller]
@@ -231,10 +284,9 @@ mod tests {
                 for blocks in all_blocks() {
                     for kernel in all_kernels(rounds) {
                         let mut other = c.clone();
+                        let to = mat_mut(&mut other, n, va, vb);
                         // SAFETY: `mat_mut` checks the shapes, and the CPU has the kernel.
-                        unsafe {
-                            kernel.multiply(mat_mut(&mut other, n, va, vb), (va.factor(), vb.factor()), how, blocks)
-                        };
+                        unsafe { kernel.multiply(to, (va.factor(), vb.factor()), how.onto(to), blocks) };
                         all.push(("each kernel", other));
                     }
                     #[cfg(target_arch = "x86_64")]
@@ -245,14 +297,15 @@ mod tests {
                         let mut narrow = c.clone();
                         let to = mat_mut(&mut narrow, n, va, vb);
                         // SAFETY: the CPU has been asked, and `mat_mut` checks the shapes.
-                        unsafe { crate::cpu::sgemm_avx2::sgemm(to, fa, fb, how, blocks) };
+                        unsafe { crate::cpu::sgemm_avx2::sgemm(to, fa, fb, how.onto(to), blocks) };
                         all.push(("avx2", narrow));
                     }
                 }
                 if let (Factor::F32(fa), Factor::F32(fb)) = (va.factor(), vb.factor()) {
                     let mut other = c.clone();
+                    let to = mat_mut(&mut other, n, va, vb);
                     // SAFETY: `mat_mut` checks the shapes.
-                    unsafe { multiply_by_crate(mat_mut(&mut other, n, va, vb), fa, fb, how) };
+                    unsafe { multiply_by_crate(to, fa, fb, how.onto(to)) };
                     all.push(("crate", other));
                 }
                 for i in 0..m {
@@ -303,8 +356,9 @@ mod tests {
                     // SAFETY: `mat_mut` checks the shapes, and the CPU has the kernel.
                     unsafe {
                         let factors = (va.factor(), vb.factor());
-                        kernel.multiply(mat_mut(&mut wide, n, va, vb), factors, SET, blocks);
-                        kernel.multiply(mat_mut(&mut half, n, va, vb), factors, SET, blocks);
+                        let (wide, half) = (mat_mut(&mut wide, n, va, vb), mat_mut(&mut half, n, va, vb));
+                        kernel.multiply(wide, factors, SET.onto(wide), blocks);
+                        kernel.multiply(half, factors, SET.onto(half), blocks);
                     }
                     (bits(&wide), half)
                 };
@@ -319,7 +373,8 @@ mod tests {
                     let (va, vb, mut c) = (a.view(false), b.view(false), vec![0.0f32; m * n]);
                     let (Factor::F32(fa), Factor::F32(fb)) = (va.factor(), vb.factor()) else { unreachable!() };
                     // SAFETY: the CPU has been asked, and `mat_mut` checks the shapes.
-                    unsafe { crate::cpu::sgemm_avx2::sgemm(mat_mut(&mut c, n, va, vb), fa, fb, SET, blocks) };
+                    let to = mat_mut(&mut c, n, va, vb);
+                    unsafe { crate::cpu::sgemm_avx2::sgemm(to, fa, fb, SET.onto(to), blocks) };
                     bits(&c)
                 };
                 let want = product(all_blocks()[0], &a);
@@ -341,6 +396,67 @@ mod tests {
         }
     }
 
+    /// To the bit, whatever multiplies and however C is divided.
+    #[test]
+    fn a_row_is_a_start_like_rows_that_are_filled_with_it() {
+        fn check<T: SumElement + PartialEq + std::fmt::Debug>(
+            [a, b]: [&TestFactor; 2],
+            is_half: bool,
+            [row, stale]: [&[T]; 2],
+        ) {
+            let (m, n) = (a.rows, b.cols);
+            let (va, vb) = (a.view(is_half), b.view(is_half));
+            for kernel in all_kernels(is_half) {
+                for blocks in all_blocks() {
+                    let (mut filled, mut started) = (row.repeat(m), stale.repeat(m));
+                    let (to, from) = (mat_mut(&mut filled, n, va, vb), mat_mut(&mut started, n, va, vb));
+                    let row = Mat { data: row.as_ptr(), rows: m, cols: n, row_stride: 0, col_stride: 1 };
+                    // SAFETY: `mat_mut` checks the shapes, the CPU has the kernel, and a row is all rows of the start.
+                    unsafe {
+                        kernel.multiply(to, (va.factor(), vb.factor()), ADD.onto(to), blocks);
+                        let onto = Onto { alpha: 1.0, start: Some(row) };
+                        kernel.multiply(from, (va.factor(), vb.factor()), onto, blocks);
+                    }
+                    assert!(started == filled, "{kernel:?} {blocks:?} {m} {n} {} {}", a.cols, a.transposed);
+                }
+            }
+            for threads in [1, 2, 3] {
+                let (device, mut filled, mut started) = (Device::new(threads), row.repeat(m), stale.repeat(m));
+                gemm(&device, &mut filled, n, va, vb, ADD);
+                gemm_onto_row(&device, &mut started, va, vb, row);
+                assert!(started == filled, "{threads} threads, {m} {n} {} {}", a.cols, a.transposed);
+            }
+        }
+        for ((m, n, k), is_half) in [(1, 70, 40), (14, 33, 300), (28, 290, 1), (150, 577, 513), (32, 64, 64), (5, 7, 0)]
+            .into_iter()
+            .flat_map(both)
+        {
+            let (a, b) = (TestFactor::new(m, k, false, 1), TestFactor::new(k, n, true, 2));
+            let row = numbers(n, 3);
+            let half: Vec<bf16> = row.iter().map(|&x| round(x)).collect();
+            for a in [&a, &a.turned()] {
+                check([a, &b], is_half, [&row, &vec![f32::NAN; n]]);
+                check([a, &b], is_half, [&half, &vec![bf16::NAN; n]]);
+            }
+            #[cfg(target_arch = "x86_64")]
+            if let (Factor::F32(fa), Factor::F32(fb), true) =
+                (a.view(false).factor(), b.view(false).factor(), crate::cpu::sgemm_avx2::is_supported() && k > 0)
+            {
+                let (mut filled, mut started) = (row.repeat(m), vec![f32::NAN; m * n]);
+                let (to, from) =
+                    [&mut filled, &mut started].map(|c| mat_mut(c, n, a.view(false), b.view(false))).into();
+                let row = Mat { data: row.as_ptr(), rows: m, cols: n, row_stride: 0, col_stride: 1 };
+                let onto = Onto { alpha: 1.0, start: Some(row) };
+                // SAFETY: the CPU has been asked, and `mat_mut` checks the shapes.
+                unsafe {
+                    crate::cpu::sgemm_avx2::sgemm(to, fa, fb, ADD.onto(to), all_blocks()[1]);
+                    crate::cpu::sgemm_avx2::sgemm(from, fa, fb, onto, all_blocks()[1]);
+                }
+                assert_eq!(started, filled);
+            }
+        }
+    }
+
     /// Instructions for bf16 make zeros of sums below the smallest normal number, and keep their sign.
     #[test]
     fn the_sign_of_a_zero_does_not_depend_on_the_division() {
@@ -352,8 +468,9 @@ mod tests {
         for kernel in all_kernels(true) {
             let product = |blocks: ProductBlocks| {
                 let mut c = vec![1.0f32; m * n];
+                let to = mat_mut(&mut c, n, a, b);
                 // SAFETY: `mat_mut` checks the shapes, and the CPU has the kernel.
-                unsafe { kernel.multiply(mat_mut(&mut c, n, a, b), (a.factor(), b.factor()), SET, blocks) };
+                unsafe { kernel.multiply(to, (a.factor(), b.factor()), SET.onto(to), blocks) };
                 c.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
             };
             let [want, others @ ..] = all_blocks().map(product);
@@ -373,20 +490,12 @@ mod tests {
                 let how = Into { alpha: 0.5, accumulate };
                 for kernel in all_kernels(rounds) {
                     let (mut narrow, mut wide) = (c.half.clone(), c.half.iter().map(|&x| widen(x)).collect::<Vec<_>>());
+                    let (half, full) = (mat_mut(&mut narrow, n, va, vb), mat_mut(&mut wide, n, va, vb));
+                    let (factors, blocks) = ((va.factor(), vb.factor()), kernel.blocks(&untold));
                     // SAFETY: `mat_mut` checks the shapes, and the CPU has the kernel.
                     unsafe {
-                        kernel.multiply(
-                            mat_mut(&mut narrow, n, va, vb),
-                            (va.factor(), vb.factor()),
-                            how,
-                            kernel.blocks(&untold),
-                        );
-                        kernel.multiply(
-                            mat_mut(&mut wide, n, va, vb),
-                            (va.factor(), vb.factor()),
-                            how,
-                            kernel.blocks(&untold),
-                        );
+                        kernel.multiply(half, factors, how.onto(half), blocks);
+                        kernel.multiply(full, factors, how.onto(full), blocks);
                     }
                     for (at, (got, want)) in narrow.iter().zip(&wide).enumerate() {
                         // Half a unit of the last of eight bits, and the sums in another order.

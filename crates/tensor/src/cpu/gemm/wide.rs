@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use half::bf16;
 
 use super::kernel::multiply;
-use super::{Into, ProductBlocks};
+use super::{Onto, ProductBlocks};
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::bgemm::SumStore;
 use crate::cpu::mat::{Factor, Mat, MatMut};
@@ -21,19 +21,19 @@ impl<T> SumStore for T {}
 pub(in crate::cpu) trait SumElement: SumStore + Copy + Send + Sync {
     /// # Safety
     /// As [`Kernel::multiply`], and C has elements.
-    unsafe fn multiply_f32(c: MatMut<Self>, a: Mat, b: Mat, how: Into, blocks: ProductBlocks);
+    unsafe fn multiply_f32(c: MatMut<Self>, a: Mat, b: Mat, onto: Onto<Self>, blocks: ProductBlocks);
 }
 
 impl SumElement for f32 {
-    unsafe fn multiply_f32(c: MatMut, a: Mat, b: Mat, how: Into, blocks: ProductBlocks) {
+    unsafe fn multiply_f32(c: MatMut, a: Mat, b: Mat, onto: Onto, blocks: ProductBlocks) {
         // SAFETY: the caller's promise.
-        unsafe { multiply(c, a, b, how, blocks) }
+        unsafe { multiply(c, a, b, onto, blocks) }
     }
 }
 
 impl SumElement for bf16 {
     /// Through f32, a block at a time.
-    unsafe fn multiply_f32(c: MatMut<bf16>, a: Mat, b: Mat, how: Into, blocks: ProductBlocks) {
+    unsafe fn multiply_f32(c: MatMut<bf16>, a: Mat, b: Mat, onto: Onto<bf16>, blocks: ProductBlocks) {
         thread_local! {
             static WIDE: RefCell<Vec<f32>> = RefCell::default();
         }
@@ -45,12 +45,14 @@ impl SumElement for bf16 {
                 let wide = MatMut { data: space.as_mut_ptr(), rows, cols: c.cols, row_stride: c.cols };
                 // SAFETY: the blocks lie inside the matrices, and `space` has room for the sums of one.
                 unsafe {
-                    multiply(wide, a.block(i, 0, rows, a.cols), b, Into { accumulate: false, ..how }, blocks);
+                    let alone = Onto { alpha: onto.alpha, start: None };
+                    multiply(wide, a.block(i, 0, rows, a.cols), b, alone, blocks);
                     for r in 0..rows {
-                        let to = std::slice::from_raw_parts_mut(c.data.add((i + r) * c.row_stride), c.cols);
-                        let sums = &space[r * c.cols..][..c.cols];
-                        let before = |to: bf16| if how.accumulate { widen(to) } else { 0.0 };
-                        to.iter_mut().zip(sums).for_each(|(to, sum)| *to = round(before(*to) + sum));
+                        let to = c.data.add((i + r) * c.row_stride);
+                        for (j, sum) in space[r * c.cols..][..c.cols].iter().enumerate() {
+                            let start = onto.at(i + r, j).map_or(0.0, |start| widen(*start));
+                            *to.add(j) = round(start + sum);
+                        }
                     }
                 }
             }
@@ -67,7 +69,7 @@ pub(super) unsafe fn multiply_widened<T: SumElement>(
     c: MatMut<T>,
     a: Factor,
     b: Factor,
-    how: Into,
+    onto: Onto<T>,
     blocks: ProductBlocks,
 ) {
     thread_local! {
@@ -85,7 +87,7 @@ pub(super) unsafe fn multiply_widened<T: SumElement>(
                 for i in (0..c.rows).step_by(lines) {
                     let rows = lines.min(c.rows - i);
                     let a = widened(a.block(i, 0, rows, k), a_space);
-                    T::multiply_f32(c.block(i, j, rows, cols), a, b, how, blocks);
+                    T::multiply_f32(c.block(i, j, rows, cols), a, b, onto.block(i, j, rows, cols), blocks);
                 }
             }
         }
