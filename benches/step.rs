@@ -12,7 +12,7 @@
 //! smart schedule, `--dtype bf16` stores weights and activations so, `--bucket-kib N` sums small gradients in messages of so
 //! many KiB, `--shapes 16x128,1x2048` takes steps of so many rows of so many tokens, one shape after the other. `--backend cuda`
 //! computes on a GPU; `--width`, `--inner`, `--layers`, `--heads`, `--vocab`, `--experts` and `--k` make the model another, and
-//! `--capacity 1` drops routes beyond so many times an even share. Two ranks share the experts (expert parallel) and the rows. A
+//! `--capacity F` drops routes beyond F times an even share. Two ranks share the experts (expert parallel) and the rows. A
 //! step's time is its slowest rank's, the loss that of the whole batch with the weighted balance loss, which is what the peers
 //! report.
 
@@ -92,7 +92,8 @@ fn sized(sizes: &mut Sizes, flags: &Flags) -> String {
     let (experts, k) = (flags.get("--experts", 8), flags.get("--k", moe.top_k));
     (moe.experts, moe.top_k, moe.d_expert) = (experts.into(), k, Some(inner));
     moe.capacity_factor = Some(flags.get("--capacity", 0.0)).filter(|factor| *factor > 0.0);
-    format!("moe d{width} L{layers} F{inner} E{experts} k{k} V{vocab}")
+    let capacity = moe.capacity_factor.map_or(String::new(), |factor| format!(" c{factor}"));
+    format!("moe d{width} L{layers} F{inner} E{experts} k{k} V{vocab}{capacity}")
 }
 
 fn print(name: &str, tokens: usize, sizes: &Sizes, (ranks, threads): (usize, usize), runs: &[Run]) {

@@ -5,7 +5,8 @@
 
 `local` is one machine without namespaces: shared memory for Open MPI, the loopback for gloo. In every round each system
 runs once, in turn; figures are medians over rounds, ratios medians of the ratios within a round, to Guildhall dropping
-nothing and, for systems that drop routes beyond a capacity, to Guildhall with the same capacity. Needs root (links.sh), and Guildhall's benchmark built with `cargo build --release --features mpi --bench step`. Prints Markdown.
+nothing and, for systems that drop routes beyond a capacity, to Guildhall with the same capacity. Needs root (links.sh), and
+Guildhall's benchmark built with `cargo build --release --features mpi --bench step`. Prints Markdown.
 """
 
 import argparse
@@ -29,6 +30,7 @@ def flags():
     flags.add_argument("--rates", nargs="+", default=["local", "none", "1gbit", "100mbit"])
     flags.add_argument("--rounds", type=int, default=3)
     flags.add_argument("--steps", type=int, default=7)
+    flags.add_argument("--only", nargs="+", default=[""], help="systems whose names contain one of these words")
     flags.add_argument("--raw", type=Path, help="append every JSON line to this file")
     return flags.parse_args()
 
@@ -62,7 +64,8 @@ def rival(script, *options):
     return run
 
 
-OURS, OURS_DROPPING = "Guildhall, smart schedule", "Guildhall, smart schedule, capacity 1"
+OURS, OURS_DROPPING = REFERENCES = ["Guildhall, smart schedule", "Guildhall, smart schedule, capacity 1"]
+DROPPING = "capacity 1"
 SYSTEMS = {
     OURS: guildhall("--smart"),
     OURS_DROPPING: guildhall("--smart", "--capacity", "1"),
@@ -82,9 +85,10 @@ def sent():
 
 def measure(flags, rate):
     """By system: tokens a second, and bytes that the first rank sent a step, of every round."""
-    results = {name: ([], []) for name in SYSTEMS}
+    systems = {name: run for name, run in SYSTEMS.items() if name in REFERENCES or any(word in name for word in flags.only)}
+    results = {name: ([], []) for name in systems}
     for _ in range(flags.rounds):
-        for name, run in SYSTEMS.items():
+        for name, run in systems.items():
             before = None if rate == "local" else sent()[0]
             line = run(flags, rate)
             results[name][0].append(line["tokens_per_s"])
@@ -113,7 +117,7 @@ def table(flags):
                 return "" if name == ours else f"{statistics.median(a / b for a, b in zip(results[ours][0], tokens)):.2f}"
 
             bytes_sent = f"{statistics.median(moved) / 1e6:.1f}" if moved else ""
-            same = ratio(OURS_DROPPING if name.endswith("capacity 1") else OURS)
+            same = ratio(OURS_DROPPING if name.endswith(DROPPING) else OURS)
             print(f"| {rate} | {name} | {statistics.median(tokens):.0f} | {bytes_sent} | {ratio(OURS)} | {same} |", flush=True)
 
 

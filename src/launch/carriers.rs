@@ -71,29 +71,30 @@ fn no_nccl(ranks: &[(usize, &str)]) -> Option<String> {
     })
 }
 
-/// The way of ranks of which each is a process, by what each has told, as in [`no_nccl`].
+/// The way of ranks of which each is a process, by its place among those of its node and by what it has told.
 ///
 /// # Errors
 /// If the recipe wants a way that they cannot have, and why.
 pub(super) fn between_processes(config: &parallel::Config, ranks: &[(usize, &str)]) -> Result<DevicePath, String> {
-    match (config.backend, config.transport) {
-        (Backend::Cuda, GpuTransport::Copies) if config.ranks > 1 => {
-            Err("parallel.transport = \"copies\": GPUs of several processes do not copy from each other; \"nccl\" and \"host\" \
-                 go between processes, and \"auto\" takes one of them"
+    if config.backend != Backend::Cuda {
+        return Ok(DevicePath::Own);
+    }
+    match (config.transport, no_nccl(ranks)) {
+        _ if config.ranks == 1 => Ok(DevicePath::Host(None)),
+        (GpuTransport::Host, _) => Ok(DevicePath::Host(None)),
+        (GpuTransport::Copies, _) => {
+            Err("parallel.transport = \"copies\": GPUs of several processes do not copy from each other; \
+                                          \"nccl\" and \"host\" go between processes, and \"auto\" takes one of them"
                 .to_owned())
         }
-        (Backend::Cuda, _) if !may_take_nccl(config) => Ok(DevicePath::Host(None)),
-        (Backend::Cuda, transport) => match no_nccl(ranks) {
-            None => Ok(DevicePath::Nccl),
-            Some(why) if transport == GpuTransport::Nccl => Err(refused(&why, "\"host\" needs neither")),
-            Some(why) => Ok(DevicePath::Host(Some(why))),
-        },
-        _ => Ok(DevicePath::Own),
+        (_, None) => Ok(DevicePath::Nccl),
+        (GpuTransport::Nccl, Some(why)) => Err(lacks_nccl(&why, "host")),
+        (GpuTransport::Auto, Some(why)) => Ok(DevicePath::Host(Some(why))),
     }
 }
 
-fn refused(why: &str, instead: &str) -> String {
-    format!("parallel.transport = \"nccl\": {why}; {instead}")
+fn lacks_nccl(why: &str, instead: &str) -> String {
+    format!("parallel.transport = \"nccl\": {why}; \"{instead}\" needs no NCCL and no GPU for each rank")
 }
 
 /// The way of ranks that are threads.
@@ -111,7 +112,7 @@ pub(super) fn within_a_process(config: &parallel::Config) -> Result<DevicePath, 
     let ranks: Vec<_> = (0..config.ranks).map(|place| (place, told.as_str())).collect();
     match no_nccl(&ranks) {
         None => Ok(DevicePath::Nccl),
-        Some(why) if config.transport == GpuTransport::Nccl => Err(refused(&why, "\"copies\" needs neither")),
+        Some(why) if config.transport == GpuTransport::Nccl => Err(lacks_nccl(&why, "copies")),
         Some(_) => Ok(DevicePath::Own),
     }
 }
@@ -160,7 +161,10 @@ impl DevicePath {
         if *self != DevicePath::Nccl {
             return Ok(());
         }
-        let broken = |reason: String| DeviceFailure::Broken { what: "joining the others".to_owned(), reason };
+        let broken = |reason: String| DeviceFailure::Broken {
+            what: "joining the others".to_owned(),
+            reason: format!("{reason} (parallel.transport = \"host\" goes without NCCL)"),
+        };
         let told: Weak<dyn Communicator> = Arc::downgrade(world);
         let tell = move |reason: &str| told.upgrade().iter().for_each(|world| world.abort(reason));
         let rank = NcclRank::new(device, timeout, tell).map_err(|missing| broken(missing.to_string()))?;

@@ -44,8 +44,9 @@ held_out = 0.1
 cache = "cache"
 "#;
 
-/// What no program takes here, however busy the machine: the longest takes a minute on two cores.
-const LONGEST: Duration = Duration::from_secs(300);
+/// What no program takes here, however busy the machine: the longest takes a minute on two cores. Twice what ranks wait for each
+/// other by default, so that one which waits can say for whom.
+const LONGEST: Duration = Duration::from_secs(600);
 
 const WORDS: &str = "the a one small old red cat bird hill rain tree sat saw fell on near over while and quiet green";
 
@@ -106,7 +107,7 @@ impl Workshop {
 
     fn prepared(&self, mut command: Command) -> Command {
         command.current_dir(self.folder.path()).env("TMPDIR", self.folder.path());
-        command.env("RUST_BACKTRACE", "1").stdin(Stdio::null());
+        command.env("RUST_BACKTRACE", "1");
         command
     }
 
@@ -139,7 +140,7 @@ impl Workshop {
     pub(crate) fn start_logged(&self, arguments: &str, log: &str) -> Running {
         let mut command = self.command(arguments);
         let log = fs::File::create(self.path(log)).unwrap();
-        Running(Some(command.stdout(Stdio::piped()).stderr(log).spawn().unwrap()))
+        Running(Some(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().unwrap()))
     }
 
     /// Starts a shell's script and leaves it alone.
@@ -218,6 +219,34 @@ pub(crate) fn send_signal(name: &str, pid: &str) {
     assert!(Command::new("kill").args(["-s", name, pid]).status().unwrap().success());
 }
 
+/// A process and all that it has started, and what they have.
+fn family(pid: &str) -> Vec<String> {
+    let mut all = vec![pid.to_owned()];
+    let mut next = 0;
+    while let Some(parent) = all.get(next) {
+        let threads = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
+        let children = threads.flat_map(|thread| fs::read_to_string(thread.path().join("children")));
+        let children: Vec<String> =
+            children.flat_map(|pids| pids.split_whitespace().map(str::to_owned).collect::<Vec<_>>()).collect();
+        all.extend(children);
+        next += 1;
+    }
+    all
+}
+
+/// What hangs is killed with what it has started, and what it has said is told.
+#[test]
+fn a_program_that_hangs_is_killed() {
+    let shop = Workshop::new();
+    let hanging = shop.start_shell("echo begun; sleep 4321 & echo $! > child; wait");
+    wait_until("a child", || fs::read_to_string(shop.path("child")).is_ok_and(|pid| pid.ends_with('\n')));
+    let child = shop.read("child");
+    let told = std::panic::catch_unwind(|| hanging.wait_for(Duration::from_millis(10))).expect_err("it hangs");
+    let told = told.downcast_ref::<String>().expect("a message");
+    assert!(told.contains("did not end in 10ms") && told.contains("begun"), "{told}");
+    wait_until("the child's end", || !Path::new(&format!("/proc/{}", child.trim())).exists());
+}
+
 /// A program that runs; killed when forgotten.
 pub(crate) struct Running(Option<Child>);
 
@@ -235,22 +264,25 @@ impl Running {
     }
 
     fn of(mut command: Command) -> Running {
-        Running(Some(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()))
+        Running(Some(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()))
     }
 
     /// When the program has ended, which it must within [`LONGEST`].
-    pub(crate) fn wait(mut self) -> Finished {
+    pub(crate) fn wait(self) -> Finished {
+        self.wait_for(LONGEST)
+    }
+
+    fn wait_for(mut self, longest: Duration) -> Finished {
         let child = self.0.take().unwrap();
         let pid = child.id().to_string();
         let (send, ended) = mpsc::channel();
         spawn(move || send.send(child.wait_with_output()));
-        if let Ok(output) = ended.recv_timeout(LONGEST) {
+        if let Ok(output) = ended.recv_timeout(longest) {
             return finished(output.unwrap());
         }
-        send_signal("KILL", &pid);
-        // Whatever it has started may keep its output open.
+        let _ = Command::new("kill").args(["-s", "KILL"]).args(family(&pid)).status();
         let said = ended.recv_timeout(Duration::from_secs(5)).map(|output| finished(output.unwrap()));
-        panic!("a program that did not end in {LONGEST:?}: {said:?}");
+        panic!("a program that did not end in {longest:?}: {said:?}");
     }
 }
 

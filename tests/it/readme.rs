@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::program::{PROGRAM, Workshop};
+use crate::program::{Finished, PROGRAM, Workshop, ended};
 
 /// How the README calls the program.
 const SHOWN: &str = "target/release/guildhall";
@@ -152,11 +152,9 @@ fn wrong(command: &str) -> Option<String> {
 
 fn unknown_option(verb: &str, words: &[&str]) -> Option<String> {
     let names = if verb == "surgery" { &words[1..3] } else { &words[1..2] };
-    let help = Command::new(PROGRAM).args(names).arg("--help").output().unwrap();
-    if !help.status.success() {
-        return Some(format!("no command {verb}"));
-    }
-    let help = String::from_utf8(help.stdout).unwrap();
+    let mut help = Command::new(PROGRAM);
+    help.args(names).arg("--help");
+    let Finished { code: Some(0), out: help, .. } = ended(help) else { return Some(format!("no command {verb}")) };
     let known: Vec<&str> = help.split(|letter: char| !letter.is_alphanumeric() && letter != '-').collect();
     let mut options = words.iter().filter(|word| word.starts_with("--"));
     options.find(|word| !known.contains(*word)).map(|word| format!("no option {word}"))
@@ -167,12 +165,12 @@ fn refused(arguments: &str) -> Option<String> {
     let (_, recipe) = arguments.split_once(' ')?;
     let device = if recipe.contains("--device") { "" } else { " --device h100" };
     let script = format!("\"$GUILDHALL\" plan {}{device}", recipe.replace(" --resume", ""));
-    let output =
-        Command::new("sh").args(["-c", &script]).env("GUILDHALL", PROGRAM).current_dir(root()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let mut plan = Command::new("sh");
+    plan.args(["-c", &script]).env("GUILDHALL", PROGRAM).current_dir(root());
+    let Finished { code, err: said, .. } = ended(plan);
     // Of a mode in which experts have one holder each, that is the point.
     let idle = said.lines().any(|line| line.contains("nothing") && !line.contains("saves nothing on experts"));
-    (!output.status.success() || idle).then_some(said)
+    (code != Some(0) || idle).then_some(said)
 }
 
 fn unknown_bug(words: &[&str]) -> Option<String> {

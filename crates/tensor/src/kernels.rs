@@ -19,7 +19,7 @@ use crate::cpu::attention_call::AttentionSizes;
 use crate::cpu::columns::ColumnRange;
 use crate::cpu::gather::Width;
 use crate::cpu::grouped_swiglu::Widths;
-use crate::cpu::product::Product;
+use crate::cpu::product::{Matrix, Product};
 use crate::cpu::relative_attention as relative;
 use crate::cpu::select::Among;
 use crate::cpu::variation::RowGroup;
@@ -238,7 +238,7 @@ kernels! {
     /// `out[rows of p] (+)= a b`.
     product::multiply_into(out: any) reads (a: any, b: any) with (p: &Product) as composed;
     /// `out[first rows] = a b + row`, for every row.
-    product::linear(out: any) reads (a: any, b: any, row: any) with (p: &Product) as composed;
+    product::linear(out: any) reads (a: any, b: any, row: any) with (read: [&Matrix; 2]) as composed;
     /// `dw (+)= g^T x`: g `[R, out]`, x `[R, in]`.
     product::weight_gradient(dw: any, scratch: scratch) reads (g: f32, x: any) with (widths: [usize; 2], accumulate: bool) as composed;
     /// The sums of some rows' columns.

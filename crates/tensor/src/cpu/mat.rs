@@ -12,10 +12,11 @@ pub(super) struct Mat<T = f32> {
     pub(super) col_stride: usize,
 }
 
-// SAFETY: a `Mat` is only made from a `View`, whose borrow outlives the kernels' threads.
+// SAFETY: a `Mat` is of a borrow that outlives the kernels' threads. Nobody writes to it meanwhile or, where it is C to be read,
+// only the thread that has the block.
 unsafe impl<T: Sync> Send for Mat<T> {}
 
-// SAFETY: as above; nobody writes to it.
+// SAFETY: as above.
 unsafe impl<T: Sync> Sync for Mat<T> {}
 
 /// A matrix to write, rows contiguous.
@@ -99,17 +100,20 @@ impl<T> MatMut<T> {
         MatMut { data, rows, cols, ..self }
     }
 
-    /// To be read.
+    /// What is in it, for whoever adds to it.
     pub(super) fn read(self) -> Mat<T> {
         let MatMut { data, rows, cols, row_stride } = self;
         Mat { data, rows, cols, row_stride, col_stride: 1 }
     }
 
-    /// Fills it with `from`, if that is not what it is. Its rows may lie anywhere, even all in one place.
+    /// Fills it with `from`, whose rows may lie anywhere, even all in one place; if it is that already, with nothing.
     ///
     /// # Safety
-    /// Both matrices cover their memory, `from` has as many rows and columns, and it is the same matrix or overlaps it nowhere.
-    pub(super) unsafe fn fill_from(self, from: Mat<T>) {
+    /// Both matrices cover their memory, `from` is a start of this one (`gemm::Onto`).
+    pub(super) unsafe fn fill_from(self, from: Mat<T>)
+    where
+        T: Copy,
+    {
         if std::ptr::eq(self.data, from.data) {
             return;
         }

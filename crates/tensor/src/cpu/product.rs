@@ -64,10 +64,16 @@ pub(crate) fn multiply_into(device: &Device, out: Stored, a: StoredRef, b: Store
     }
 }
 
-pub(crate) fn linear(device: &Device, out: Stored, a: StoredRef, b: StoredRef, row: StoredRef, p: &Product) {
-    let [rows, _, cols] = p.dims();
-    assert!(!p.accumulate && p.first == 0, "what is added is the row");
-    let (len, a, b) = (rows * cols, p.a.view(a.into()), p.b.view(b.into()));
+pub(crate) fn linear(
+    device: &Device,
+    out: Stored,
+    a: StoredRef,
+    b: StoredRef,
+    row: StoredRef,
+    [read_a, read_b]: [&Matrix; 2],
+) {
+    let (a, b) = (read_a.view(a.into()), read_b.view(b.into()));
+    let len = read_a.dims()[0] * read_b.dims()[1];
     match (out, row) {
         (Stored::F32(out), StoredRef::F32(row)) => gemm_onto_row(device, &mut out[..len], a, b, row),
         (Stored::Bf16(out), StoredRef::Bf16(row)) => gemm_onto_row(device, &mut out[..len], a, b, row),

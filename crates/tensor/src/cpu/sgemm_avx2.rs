@@ -1,4 +1,4 @@
-//! Single-precision matrix product for CPUs with AVX2 and FMA: one thread, any strides, `C = alpha A B (+ C)`.
+//! Single-precision matrix product for CPUs with AVX2 and FMA: one thread, any strides, `C = alpha A B (+ start)`.
 //!
 //! Blocking for a small second-level cache: a packed block of A (`MC x KC`) stays there while the panels of a packed
 //! block of B, one after the other in the first-level cache, pass by it. The kernel keeps a `6 x 16` tile of
@@ -40,7 +40,7 @@ pub(super) fn is_supported() -> bool {
 /// `c = alpha * a * b + start`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`.
 ///
 /// # Safety
-/// The CPU supports AVX2 and FMA, the matrices cover the memory their shapes and strides say, and the start is of C's size.
+/// The CPU supports AVX2 and FMA, the matrices cover the memory their shapes and strides say, and the start is one of C.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn sgemm(c: MatMut, a: Mat, b: Mat, onto: Onto, blocks: ProductBlocks) {
     SCRATCH.with_borrow_mut(|[a_space, b_space]| {

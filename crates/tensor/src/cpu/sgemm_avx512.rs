@@ -1,4 +1,4 @@
-//! Single-precision matrix product for CPUs with AVX-512: one thread, any strides, `C = alpha A B (+ C)`.
+//! Single-precision matrix product for CPUs with AVX-512: one thread, any strides, `C = alpha A B (+ start)`.
 //!
 //! The classic three-level blocking: a block of B is packed so that the innermost kernel reads it with unit
 //! stride. Where numbers of a row of A are adjacent, a kernel reads them where they lie, and keeps a `6 x 64` tile of C
@@ -57,7 +57,7 @@ pub(super) fn tile(is_in_place: bool) -> [usize; 2] {
 /// `c = alpha * a * b + start`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`.
 ///
 /// # Safety
-/// The CPU supports AVX-512F, the matrices cover the memory their shapes and strides say, and the start is of C's size.
+/// The CPU supports AVX-512F, the matrices cover the memory their shapes and strides say, and the start is one of C.
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn sgemm(c: MatMut, a: Mat, b: Mat, onto: Onto, blocks: ProductBlocks) {
     let is_in_place = reads_in_place(a, b.cols, blocks);

@@ -90,13 +90,23 @@ pub(crate) fn multiply_into(gpu: &Gpu, device: &Device, out: &mut Tensor, a: &Te
     });
 }
 
-pub(crate) fn linear(gpu: &Gpu, device: &Device, out: &mut Tensor, a: &Tensor, b: &Tensor, row: &Tensor, p: &Product) {
+pub(crate) fn linear(
+    gpu: &Gpu,
+    device: &Device,
+    out: &mut Tensor,
+    a: &Tensor,
+    b: &Tensor,
+    row: &Tensor,
+    read: [&Matrix; 2],
+) {
+    let [read_a, read_b] = read.map(Matrix::clone);
+    let p = Product { a: read_a, b: read_b, first: 0, accumulate: true };
     let mut call = Call::new(gpu, device, "product", "fill_rows");
     call.write(out.device_elements(), OperandKind::Any);
     call.read(row.device_elements(), OperandKind::Any);
     p.dims()[0].pass(&mut call);
     call.launch();
-    multiply_into(gpu, device, out, a, b, &Product { accumulate: true, ..p.clone() });
+    multiply_into(gpu, device, out, a, b, &p);
 }
 
 pub(crate) fn weight_gradient(

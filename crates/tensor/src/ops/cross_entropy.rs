@@ -15,7 +15,7 @@ use std::convert::Infallible;
 use std::ops::Range;
 
 use super::f32_like;
-use super::linear::{multiply, multiply_onto, whole};
+use super::linear::{linear_into, multiply, whole};
 use crate::cpu::product::{Matrix, Product};
 use crate::dtype::Dtype;
 use crate::index::Index;
@@ -67,12 +67,8 @@ impl Weights {
 
     /// `x W^T + b` of some rows, as the first rows of `block`.
     fn logits(&self, block: &mut Tensor, x: &Tensor, rows: Range<usize>) {
-        let (a, b) = (Matrix::new(rows, x.cols()), whole(&self.w).t());
-        let p = Product { a, b, first: 0, accumulate: false };
-        match &self.b {
-            Some(bias) => multiply_onto(block, x, &self.w, bias, &p),
-            None => multiply(block, x, &self.w, &p),
-        }
+        let read = [Matrix::new(rows, x.cols()), whole(&self.w).t()];
+        linear_into(block, x, &self.w, self.b.as_ref(), read);
     }
 }
 

@@ -20,11 +20,14 @@ pub(super) fn multiply(out: &mut Tensor, a: &Tensor, b: &Tensor, p: &Product) {
     kernels::multiply_into(out, a, b, p);
 }
 
-/// `out[first rows] = a b + row`, counted.
-pub(super) fn multiply_onto(out: &mut Tensor, a: &Tensor, b: &Tensor, row: &Tensor, p: &Product) {
+/// `out[first rows] = a b (+ bias)`, counted.
+pub(super) fn linear_into(out: &mut Tensor, a: &Tensor, b: &Tensor, bias: Option<&Tensor>, read: [Matrix; 2]) {
+    let [read_a, read_b] = read;
+    let p = Product { a: read_a, b: read_b, first: 0, accumulate: false };
+    let Some(bias) = bias else { return multiply(out, a, b, &p) };
     let [rows, inner, cols] = p.dims();
     out.device().count_product(rows, inner, cols);
-    kernels::linear(out, a, b, row, p);
+    kernels::linear(out, a, b, bias, [&p.a, &p.b]);
 }
 
 /// Adds `g^T x` to the gradient of a weight of `shape`.
@@ -59,11 +62,8 @@ pub(super) fn add_bias_gradient(gradients: &mut Gradients, bias: Input, gradient
 /// `x W^T + b` in `shape`.
 fn product(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, (shape, dtype): (&[usize], Dtype)) -> Tensor {
     let mut y = Tensor::stale(x.device(), shape, dtype);
-    let p = Product { a: whole(x), b: whole(weight).t(), first: 0, accumulate: false };
-    match bias {
-        Some(bias) => multiply_onto(&mut y, x, weight, &bias.cast(dtype), &p),
-        None => multiply(&mut y, x, weight, &p),
-    }
+    let bias = bias.map(|bias| bias.cast(dtype));
+    linear_into(&mut y, x, weight, bias.as_ref(), [whole(x), whole(weight).t()]);
     y
 }
 

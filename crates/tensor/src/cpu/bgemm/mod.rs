@@ -1,4 +1,4 @@
-//! Matrix product of bf16 with sums in f32, for CPUs that multiply bf16: one thread, any strides, `C = alpha A B (+ C)`.
+//! Matrix product of bf16 with sums in f32, for CPUs that multiply bf16: one thread, any strides, `C = alpha A B (+ start)`.
 //!
 //! Two kernels share the packing ([`pack`]): tiles (AMX) and pairs (AVX512-BF16). Both take two neighbours in k at once, as
 //! one word of 32 bits. Packed blocks are squares of 16 lines by 16 words. Lines of B are its columns, and B is packed word
@@ -151,7 +151,7 @@ thread_local! {
 /// Sums are f32, and rounded once where C is not.
 ///
 /// # Safety
-/// This CPU has the unit, the matrices cover the memory their shapes and strides say, and the start is of C's size.
+/// This CPU has the unit, the matrices cover the memory their shapes and strides say, and the start is one of C.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn bgemm<T: SumStore>(
     unit: Bf16Unit,

@@ -44,7 +44,9 @@ pub(super) unsafe fn multiply_tiles<T: SumStore>(c: MatMut<T>, a: FactorRows, b:
     unsafe {
         if let Some(to) = direct {
             // Tiles take up what is in C.
-            onto.start.into_iter().for_each(|start| c.fill_from(start));
+            if let Some(start) = onto.start {
+                c.fill_from(start);
+            }
             return tiles(down, right, (to, c.row_stride), a, b, onto.start.is_some());
         }
         // Tiles fill what is read of it.

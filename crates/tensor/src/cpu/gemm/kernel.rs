@@ -79,7 +79,7 @@ impl Kernel {
     }
 
     /// # Safety
-    /// The matrices cover the memory their shapes and strides say, C overlaps neither factor, and the start is of C's size.
+    /// The matrices cover the memory their shapes and strides say, C overlaps neither factor, and the start is one of C ([`Onto`]).
     pub(super) unsafe fn multiply<T: SumElement>(
         self,
         c: MatMut<T>,
@@ -124,8 +124,10 @@ pub(super) unsafe fn multiply(c: MatMut, a: Mat, b: Mat, onto: Onto, blocks: Pro
 pub(super) unsafe fn multiply_by_crate(c: MatMut, a: Mat, b: Mat, onto: Onto) {
     let kernel = gemm_f32::gemm::f32::get_gemm_fn();
     let keep = if onto.start.is_some() { 1.0 } else { 0.0 };
-    // SAFETY: a start is of C's size. The crate adds to what is there alone.
-    onto.start.into_iter().for_each(|start| unsafe { c.fill_from(start) });
+    if let Some(start) = onto.start {
+        // SAFETY: the caller's promise. The crate adds to what is in C alone.
+        unsafe { c.fill_from(start) };
+    }
     // SAFETY: strides and shapes are those of the matrices; column strides come before row strides.
     unsafe {
         kernel(

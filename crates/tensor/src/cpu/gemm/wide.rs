@@ -11,7 +11,7 @@ use crate::cpu::bgemm::SumStore;
 use crate::cpu::mat::{Factor, Mat, MatMut};
 use crate::cpu::stored::{round, widen};
 
-/// Nothing is asked of elements by kernels of bf16 that are not there.
+/// Kernels of bf16, of which other processors have none, ask more of elements.
 #[cfg(not(target_arch = "x86_64"))]
 pub(in crate::cpu) trait SumStore {}
 #[cfg(not(target_arch = "x86_64"))]
@@ -49,9 +49,10 @@ impl SumElement for bf16 {
                     multiply(wide, a.block(i, 0, rows, a.cols), b, alone, blocks);
                     for r in 0..rows {
                         let to = c.data.add((i + r) * c.row_stride);
-                        for (j, sum) in space[r * c.cols..][..c.cols].iter().enumerate() {
-                            let start = onto.at(i + r, j).map_or(0.0, |start| widen(*start));
-                            *to.add(j) = round(start + sum);
+                        let sums = space[r * c.cols..][..c.cols].iter().enumerate();
+                        match onto.at(i + r, 0) {
+                            Some(start) => sums.for_each(|(j, sum)| *to.add(j) = round(widen(*start.add(j)) + sum)),
+                            None => sums.for_each(|(j, sum)| *to.add(j) = round(0.0 + sum)),
                         }
                     }
                 }
