@@ -101,6 +101,7 @@ pub(crate) fn linear(
 ) {
     let [read_a, read_b] = read.map(Matrix::clone);
     let p = Product { a: read_a, b: read_b, first: 0, accumulate: true };
+    // A pass that no plan counts: products of cuBLAS add to what is there alone.
     let mut call = Call::new(gpu, device, "product", "fill_rows");
     call.write(out.device_elements(), OperandKind::Any);
     call.read(row.device_elements(), OperandKind::Any);
