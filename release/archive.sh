@@ -28,6 +28,8 @@ features=(${variant:+--features "$variant"})
 export CARGO_TARGET_DIR="$out/build${variant:+-$variant}"
 export CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_PROFILE_RELEASE_DEBUG=none
 export RUSTFLAGS="--remap-path-prefix=$home=/cargo --remap-path-prefix=$PWD=/guildhall"
+GUILDHALL_COMMIT="$(git rev-parse HEAD)"
+export GUILDHALL_COMMIT
 cargo build --release --locked "${features[@]}"
 
 rm -rf "${out:?}/$name"

@@ -319,11 +319,11 @@ pub struct SimulateArgs {
     /// Ranks to simulate, instead of the recipe's parallel.ranks
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
-    /// Schedules to run: those of the seeds from 0 on
-    #[arg(long, value_name = "N", default_value_t = 100)]
-    pub seeds: u64,
-    /// Run the schedule of this seed alone
-    #[arg(long, value_name = "S", conflicts_with = "seeds")]
+    /// Schedules to run: those of the seeds from 0, or from --seed, on [default: 100, or one with --seed]
+    #[arg(long, value_name = "N")]
+    pub seeds: Option<u64>,
+    /// The first seed
+    #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
     /// Steps of every run; each leaves a checkpoint unless --set train.checkpoint_every says otherwise
     #[arg(long, value_name = "K", default_value_t = 2)]

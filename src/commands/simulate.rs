@@ -32,6 +32,8 @@ const CANARY_SEEDS: u64 = 100;
 
 const BETWEEN_LINES: Duration = Duration::from_secs(10);
 
+/// Schedules, unless it is said how many.
+const SEEDS: u64 = 100;
 /// So many bad seeds are told one by one.
 const TOLD_MAX: usize = 10;
 
@@ -42,7 +44,7 @@ const FLAWS: [(&str, TransportFlaw, &str); 2] = [
 
 pub(super) fn run(arguments: SimulateArgs) -> Result<(), CommandFailure> {
     let flaw = arguments.inject.as_deref().map(flaw).transpose()?;
-    if arguments.seeds == 0 {
+    if arguments.seeds == Some(0) {
         return Err(CommandFailure::Request(anyhow::anyhow!("--seeds 0: there is nothing to run; use 1 or more")));
     }
     for key in OWN {
@@ -68,10 +70,14 @@ pub(super) fn run(arguments: SimulateArgs) -> Result<(), CommandFailure> {
         }
     ));
     let found = recipe.prepare().and_then(|reference| {
-        if let (None, None) = (flaw, arguments.seed) {
+        let seeds = match (arguments.seed, arguments.seeds) {
+            (None, count) => (0, count.unwrap_or(SEEDS)),
+            (Some(first), count) => (first, count.unwrap_or(1)),
+        };
+        // Who looks at one schedule again has seen that the bugs are noticed.
+        if flaw.is_none() && seeds.1 > 1 {
             canaries(&reference)?;
         }
-        let seeds = arguments.seed.map_or((0, arguments.seeds), |seed| (seed, 1));
         let mut found = Schedules::default();
         search(&reference, seeds, flaw, &mut found)?;
         Ok(found)
@@ -267,6 +273,8 @@ fn tell(arguments: &SimulateArgs, found: &Schedules) {
     again.extend(arguments.overrides.set.iter().map(|set| format!("--set {}", word(set))));
     again.extend(arguments.inject.iter().map(|name| format!("--inject {name}")));
     say(&format!("again    {} --seed {}", again.join(" "), bad[0].0));
+    let commit = option_env!("GUILDHALL_COMMIT").map_or(String::new(), |commit| format!(", commit {commit}"));
+    say(&format!("by       guildhall {}{commit}: of another, a seed draws other schedules", env!("CARGO_PKG_VERSION")));
 }
 
 /// The configuration of a run in `folder`, of the recipe and what the command changes.

@@ -6,6 +6,10 @@ use crate::parallel;
 #[cfg(feature = "mpi")]
 use super::mpi;
 
+/// Why a process does not stand alone, though nobody says how many there are.
+pub const SIZE_UNTOLD: &str = "PMIX_RANK is set, so a launcher has started this process, but no variable says how many it has \
+                               started: start it by mpirun or srun, or unset PMIX_RANK";
+
 /// Says why, and ends the process.
 pub type GiveUp = fn(&str) -> !;
 
@@ -13,7 +17,7 @@ pub type GiveUp = fn(&str) -> !;
 pub struct Joined {
     pub process: Process,
     #[cfg(feature = "mpi")]
-    session: Option<guildhall_comm::messages::mpi::Session>,
+    mpi: Option<mpi::StartedMpi>,
 }
 
 impl Joined {
@@ -26,11 +30,7 @@ impl Joined {
     /// `give_up` is called where MPI waits for others longer than `parallel.timeout_s`: that has no other end.
     pub fn of(config: &parallel::Config, give_up: GiveUp) -> Result<Joined, Refusal> {
         match Launched::here() {
-            None if Launched::is_one_of_many() => {
-                let text = "PMIX_RANK is set, so a launcher has started this process, but no variable says how many it has \
-                            started: start it by mpirun or srun, or unset PMIX_RANK";
-                Err(Refusal { is_request: true, text: text.to_owned() })
-            }
+            None if Launched::is_one_of_many() => Err(Refusal { is_request: true, text: SIZE_UNTOLD.to_owned() }),
             None => Ok(Joined::alone(config)),
             Some(launched) => {
                 agrees(config, &launched)?;
@@ -46,15 +46,15 @@ impl Joined {
     pub fn leave(self) -> Result<(), String> {
         drop(self.process);
         #[cfg(feature = "mpi")]
-        if let Some(session) = self.session {
-            return session.leave();
+        if let Some(started) = self.mpi {
+            return started.leave();
         }
         Ok(())
     }
 
     #[cfg(feature = "mpi")]
     fn alone(config: &parallel::Config) -> Joined {
-        Joined { process: Process::whole(config), session: None }
+        Joined { process: Process::whole(config), mpi: None }
     }
 
     #[cfg(not(feature = "mpi"))]
@@ -64,8 +64,8 @@ impl Joined {
 
     #[cfg(feature = "mpi")]
     fn launched(config: &parallel::Config, launched: &Launched, give_up: GiveUp) -> Result<Joined, Refusal> {
-        let (process, session) = mpi::join(config, launched, give_up)?;
-        Ok(Joined { process, session: Some(session) })
+        let (process, started) = mpi::join(config, launched, give_up)?;
+        Ok(Joined { process, mpi: Some(started) })
     }
 
     #[cfg(not(feature = "mpi"))]

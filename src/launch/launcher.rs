@@ -34,7 +34,7 @@ impl Launched {
     }
 
     /// Whether this process is one of a launcher that does not say how many there are: PMIx tells that to its library only.
-    pub(super) fn is_one_of_many() -> bool {
+    pub fn is_one_of_many() -> bool {
         Launched::lacks_size(|name| env::var(name).ok())
     }
 

@@ -26,10 +26,10 @@ pub(super) fn join(
     config: &parallel::Config,
     launched: &Launched,
     give_up: GiveUp,
-) -> Result<(Process, Session), Refusal> {
+) -> Result<(Process, StartedMpi), Refusal> {
     allow_many_connections();
     let timeout = Duration::from_secs(config.timeout_s);
-    let session = within(timeout, give_up, Session::start).map_err(refused)?;
+    let session = within(timeout, give_up, "started", Session::start).map_err(refused)?;
     if (session.rank(), session.size()) != (launched.rank, launched.size) {
         return Err(refused(format!(
             "{} has started this process as rank {} of {}, but MPI says that it is {} of {}: it is the launcher of another \
@@ -45,23 +45,39 @@ pub(super) fn join(
     let lane = || connect(&world).map_err(|error| refused(error.to_string()));
     let (agreement, words) = (lane()?, lane()?);
     let world = Agreement::beside(Carried::around(world), agreement, Patience { timeout, clock: SystemClock::new() });
-    Ok((Process::of(vec![Member { world, lane: words }], config)?, session))
+    Ok((Process::of(vec![Member { world, lane: words }], config)?, StartedMpi { session, timeout, give_up }))
 }
 
-/// Calls `start`, which waits for all processes to start; one that does not holds the others until they give up.
-fn within<T>(timeout: Duration, give_up: GiveUp, start: impl FnOnce() -> T) -> T {
-    let (started, has_started) = mpsc::channel::<()>();
+/// MPI in this process, to be left when all others leave it.
+pub(super) struct StartedMpi {
+    session: Session,
+    timeout: Duration,
+    give_up: GiveUp,
+}
+
+impl StartedMpi {
+    /// # Errors
+    /// What MPI reports.
+    pub(super) fn leave(self) -> Result<(), String> {
+        within(self.timeout, self.give_up, "left", || self.session.leave())
+    }
+}
+
+/// Calls `f`, which waits until all processes have `done` the same with MPI; one that does not holds the others until they give
+/// up.
+fn within<T>(timeout: Duration, give_up: GiveUp, done: &'static str, f: impl FnOnce() -> T) -> T {
+    let (over, is_over) = mpsc::channel::<()>();
     thread::spawn(move || {
-        if has_started.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
+        if is_over.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
             give_up(&format!(
-                "not all processes of the run have started MPI within {} s (parallel.timeout_s): one has ended before, or \
+                "not all processes of the run have {done} MPI within {} s (parallel.timeout_s): one has ended before, or \
                  stands still",
                 timeout.as_secs()
             ));
         }
     });
-    let result = start();
-    drop(started);
+    let result = f();
+    drop(over);
     result
 }
 

@@ -66,12 +66,21 @@ fn one_schedule(manner: &str) {
 }
 
 #[test]
+fn seeds_begin_where_it_is_said() {
+    let shop = Workshop::new();
+    let told = shop.succeeds(&format!("simulate {RECIPE} {OPTIONS} --seed 5 --seeds 2")).err;
+    assert!(["seeds    5 to 6\n", "ran      2 schedules in", "canary"].iter().all(|part| told.contains(part)), "{told}");
+}
+
+#[test]
 fn a_broken_transport_is_found_with_its_seed() {
     let shop = Workshop::new();
     for name in ["overtaking", "loss"] {
         let found = shop.run(&format!("simulate {RECIPE} {OPTIONS} --seeds 12 --inject {name}"));
         assert_eq!(found.code, Some(1), "{}", found.err);
         assert!(found.err.contains("left     "), "{}", found.err);
+        let version = format!("by       guildhall {}", env!("CARGO_PKG_VERSION"));
+        assert!(found.err.contains(&version), "{}", found.err);
         let again = found.err.lines().find(|line| line.starts_with("again ")).expect("a command").to_owned();
         let seed = again.rsplit(' ').next().expect("its last word");
         let again = shop.run(&format!("simulate {RECIPE} {OPTIONS} --seed {seed} --inject {name}"));
