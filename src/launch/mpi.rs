@@ -18,9 +18,6 @@ use super::place::{ListeningPlace, PLACE_BYTES};
 use super::{Launched, Member, Process, Refusal};
 use crate::parallel;
 
-/// How long processes wait for each other to open a control lane: they are started together.
-const LANE_WITHIN: Duration = Duration::from_secs(60);
-
 /// This process as a rank of the launcher's world. Collective over its processes.
 pub(super) fn join(
     config: &parallel::Config,
@@ -42,7 +39,7 @@ pub(super) fn join(
         )));
     }
     let world = messages::world(session.post(), timeout);
-    let lane = || connect(&world).map_err(|error| refused(error.to_string()));
+    let lane = || connect(&world, timeout).map_err(|error| refused(error.to_string()));
     let (agreement, words) = (lane()?, lane()?);
     let world = Agreement::beside(Carried::around(world), agreement, Patience { timeout, clock: SystemClock::new() });
     Ok((Process::of(vec![Member { world, lane: words }], config)?, StartedMpi { session, timeout, give_up }))
@@ -92,8 +89,8 @@ fn refused(text: String) -> Refusal {
     Refusal { is_request: false, text }
 }
 
-/// A control lane between all processes.
-fn connect(world: &Arc<dyn Communicator>) -> anyhow::Result<Arc<dyn ControlLane>> {
+/// A control lane between all processes, which wait so long for each other.
+fn connect(world: &Arc<dyn Communicator>, timeout: Duration) -> anyhow::Result<Arc<dyn ControlLane>> {
     let doorway = Doorway::open((Ipv4Addr::UNSPECIFIED, 0))?;
     let own = ListeningPlace::here(doorway.address()?.port());
     let told = own.told();
@@ -101,5 +98,5 @@ fn connect(world: &Arc<dyn Communicator>) -> anyhow::Result<Arc<dyn ControlLane>
     let all = world.all_gather(told, vec![0u8; size * PLACE_BYTES], vec![PLACE_BYTES; size])?.recv.into_u8();
     let places = all.chunks(PLACE_BYTES).map(|text| ListeningPlace::of_text(&String::from_utf8_lossy(text)));
     let reached: Vec<Vec<SocketAddr>> = places.map(|place| place.from(&own)).collect();
-    Ok(doorway.pass_any(world.rank(), &reached, LANE_WITHIN)?)
+    Ok(doorway.pass_any(world.rank(), &reached, timeout)?)
 }

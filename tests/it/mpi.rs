@@ -183,6 +183,20 @@ fn processes_that_do_not_share_folders_or_data_are_told_so() {
     is_refused(&apart(&shop, &shared), "ranks 0 and 1 have read different training data");
 }
 
+/// On both ranks, soon, and nobody is left.
+#[test]
+fn a_node_without_the_data_is_told() {
+    let shop = Workshop::new();
+    shop.write("other/tiny.toml", &shop.read(RECIPE));
+    let folder = shop.path("lacks");
+    let since = Instant::now();
+    let refused = apart(&shop, &format!("--set run.dir={}", folder.display()));
+    is_refused(&refused, "rank 1: source `corpus` matches no file");
+    assert!(since.elapsed() < Duration::from_secs(30), "it took {:?}", since.elapsed());
+    assert_eq!(processes("lacks"), Vec::<String>::new(), "nobody is left");
+    assert!(!folder.join("metrics.jsonl").exists(), "nothing was begun");
+}
+
 /// The recipe's four ranks become as many as there are processes, with the same rows in a step.
 #[test]
 fn an_elastic_run_goes_on_with_fewer_processes() {
@@ -190,7 +204,8 @@ fn an_elastic_run_goes_on_with_fewer_processes() {
     let recipe = format!("{}\n[parallel]\nranks = 4\nexpert = 4\n", shop.read(RECIPE));
     shop.write(RECIPE, &recipe);
     is_refused(&launched(&shop, 2, ""), "or set train.elastic = true");
-    let elastic = "--set train.elastic=true --set train.steps=8";
+    let steps = "--set train.schedule=constant --set train.warmup_steps=0 --set train.steps=8";
+    let elastic = format!("--set train.elastic=true {steps}");
     let finished = launched(&shop, 4, &format!("{elastic} --set train.steps=4"));
     assert_eq!(finished.code, Some(0), "{}", finished.err);
     let finished = launched(&shop, 2, &format!("{elastic} --resume"));
@@ -201,6 +216,9 @@ fn an_elastic_run_goes_on_with_fewer_processes() {
     assert_eq!(shop.series("runs/tiny", "step").len(), 8);
     let summary = shop.summary("runs/tiny");
     assert_eq!((summary["ranks"].as_u64(), summary["expert"].as_u64()), (Some(2), Some(2)));
+    // The same rows by four ranks to the end: sums are of another order.
+    shop.succeeds(&format!("train {RECIPE} {steps} --set run.dir=four"));
+    assert_near("four ranks, then two", &numbers(&shop, "runs/tiny"), &numbers(&shop, "four"), ROUNDING);
 }
 
 /// A search whose layouts of several ranks are processes.

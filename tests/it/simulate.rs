@@ -69,7 +69,10 @@ fn one_schedule(manner: &str) {
 fn seeds_begin_where_it_is_said() {
     let shop = Workshop::new();
     let told = shop.succeeds(&format!("simulate {RECIPE} {OPTIONS} --seed 5 --seeds 2")).err;
-    assert!(["seeds    5 to 6\n", "ran      2 schedules in", "canary"].iter().all(|part| told.contains(part)), "{told}");
+    assert!(
+        ["seeds    5 to 6\n", "ran      2 schedules in", "canary"].iter().all(|part| told.contains(part)),
+        "{told}"
+    );
 }
 
 #[test]
