@@ -312,16 +312,31 @@ where
     (0..len).map(|index| E::fold(reduce, all.iter().map(|values| values[index]))).collect()
 }
 
-/// The MPI world that this process was launched in, if it was.
+/// The MPI world that this process was launched in, if it was, as a run has it: ranks agree over connections of their own.
 #[cfg(feature = "mpi")]
 mod launched {
     use std::env;
+    use std::net::{Ipv4Addr, SocketAddr};
     use std::sync::{Mutex, PoisonError};
 
     use guildhall_comm::messages;
     use guildhall_comm::messages::mpi::Session;
+    use guildhall_comm::wrap::Carried;
 
-    use super::{Comm, PATIENT};
+    use super::{Agreement, Comm, Doorway, PATIENT, Patience, SystemClock};
+
+    /// Processes of one machine, which tell each other by MPI at which ports they listen.
+    fn agreeing(world: Comm) -> Comm {
+        let doorway = Doorway::open((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let port = u32::from(doorway.address().expect("an address").port());
+        let size = world.size();
+        let ports = world.all_gather(vec![port], vec![0u32; size], vec![1; size]).expect("all ports").recv.into_u32();
+        let addresses: Vec<SocketAddr> =
+            ports.into_iter().map(|port| (Ipv4Addr::LOCALHOST, port as u16).into()).collect();
+        let lane = doorway.pass(world.rank(), &addresses, PATIENT.timeout).expect("all are connected");
+        let patience = Patience { timeout: PATIENT.timeout, clock: SystemClock::new() };
+        Agreement::beside(Carried::around(world), lane, patience)
+    }
 
     unsafe extern "C" {
         fn atexit(call: extern "C" fn()) -> i32;
@@ -346,7 +361,7 @@ mod launched {
         ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().find_map(env::var_os)?;
         let start = || {
             let session = Session::start().expect("MPI can be entered");
-            let world = messages::world(session.post(), PATIENT.timeout);
+            let world = agreeing(messages::world(session.post(), PATIENT.timeout));
             // SAFETY: it calls what this file defines.
             unsafe { atexit(leave) };
             HeldWorld(session, world)
