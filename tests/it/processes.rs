@@ -392,6 +392,11 @@ fn a_launcher_of_a_program_without_mpi_is_told_so() {
         refused.failed(2, &[&format!("{by} has started 2 processes"), "without MPI", "--features mpi"]);
         assert!(!shop.path("runs").exists(), "nothing was begun");
     }
+    // One that tells the number to its library alone.
+    for command in ["train", "plan", "simulate"] {
+        let refused = shop.shell(&format!("PMIX_RANK=1 exec {} {command} {RECIPE}", crate::program::PROGRAM));
+        refused.failed(2, &["PMIX_RANK is set", "start it by mpirun or srun"]);
+    }
 }
 
 /// One process reads every byte of the checkpoints; the others go on from what it found, and read none of them twice.
