@@ -133,7 +133,7 @@ impl Error {
         }
     }
 
-    /// What was met with in `step`, in a part of the model if `place` says which.
+    /// What was met with in `step`, in a part of the model or of the step if `place` says which. Devices say so themselves.
     pub(super) fn at(self, step: u64, place: Option<String>) -> Error {
         let is_of_ranks = match &self {
             Error::Comm(_) | Error::Moe(moe::Error::Comm(_)) | Error::Checkpoint(checkpoint::Error::Comm(_)) => true,
@@ -141,7 +141,7 @@ impl Error {
             _ => false,
         };
         if is_of_ranks || matches!(self, Error::Device { .. }) {
-            Error::At { step, place, error: Box::new(self) }
+            Error::At { step, place: place.filter(|_| is_of_ranks), error: Box::new(self) }
         } else {
             self
         }
@@ -164,6 +164,11 @@ impl Error {
             _ => false,
         }
     }
+}
+
+/// Names the step of what was met with, and its part.
+pub(super) fn within(step: u64, part: &'static str) -> impl Fn(Error) -> Error {
+    move |error| error.at(step, Some(part.to_owned()))
 }
 
 #[cfg(test)]

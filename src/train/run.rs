@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use guildhall_comm::Reduce;
 use guildhall_tensor::{Account, Cause};
 
-use super::error::{Error, StopKind};
+use super::error::{Error, StopKind, within};
 use super::evaluate::{HeldOutLosses, HeldOutPart, held_out_losses};
 use super::job::{Job, Start};
 use super::replicas::divergence;
@@ -184,17 +184,17 @@ impl<'a> Loop<'a> {
         }
         let status = if self.reached.step < train.steps { Status::Interrupted } else { Status::Done };
         let (last, run) = (self.reached.step, &self.job.config.run.dir);
-        let said = self.saving.settle(&self.trainer, last).map_err(|error| error.at(last, None))?;
+        let said = self.saving.settle(&self.trainer, last).map_err(within(last, "checkpoint"))?;
         self.say(said);
         let saved = checkpoint::newest(run).is_ok_and(|newest| newest == Some(checkpoint::step_folder(run, last)));
         if last > 0 && !self.any_rank(saved)? {
             if train.check_replicas_every > 0 {
                 self.check_replicas().map_err(|error| error.at(last, None))?;
             }
-            self.saving.save_now(&mut self.trainer, &self.reached).map_err(|error| error.at(last, None))?;
+            self.saving.save_now(&mut self.trainer, &self.reached).map_err(within(last, "checkpoint"))?;
         }
         if status == Status::Done && self.evaluated.is_none() && train.eval_every > 0 {
-            self.evaluated = self.evaluate()?;
+            self.evaluated = self.evaluate().map_err(within(last, "evaluation"))?;
         }
         self.screen.finish()?;
         self.outcome(status)
@@ -218,7 +218,7 @@ impl<'a> Loop<'a> {
         self.reached.seconds = self.seconds_before + self.started.elapsed().as_secs_f64();
         self.evaluated = None;
         if train.eval_every > 0 && self.reached.step.is_multiple_of(train.eval_every) {
-            self.evaluated = self.evaluate()?;
+            self.evaluated = self.evaluate().map_err(within(self.reached.step, "evaluation"))?;
         }
         let own = [interrupted.load(Ordering::Relaxed), self.saving.is_behind()];
         let [stops, behind] = self.any_ranks(own)?;
@@ -237,7 +237,8 @@ impl<'a> Loop<'a> {
         let line = record(report, &self.reached, rate, waiting_s);
         self.screen.show(StepRecord { tasks: learned, ..line }.with_evaluation(self.evaluation()));
         if saves {
-            let said = self.saving.save(&mut self.trainer, &self.reached)?;
+            let step = self.reached.step;
+            let said = self.saving.save(&mut self.trainer, &self.reached).map_err(within(step, "checkpoint"))?;
             self.say(said);
         }
         Ok(stops)

@@ -6,7 +6,7 @@ use guildhall_comm::Error as CommError;
 use guildhall_tensor::{Device, Gradient, Recompute, Tape, to_host};
 use serde::{Deserialize, Serialize};
 
-use super::error::Error;
+use super::error::{Error, within};
 use super::locate;
 use super::pairs::PairSums;
 use super::replacing::Replacing;
@@ -135,8 +135,8 @@ impl Trainer {
     /// # Errors
     /// What a group reports, or where a number stopped being finite; the weights are then as before the step.
     pub fn step(&mut self, batches: &StepBatches, step: u64) -> Result<StepReport, Error> {
-        let taken = self.gradients(batches, step).and_then(|sums| self.update(sums));
-        taken.map_err(|error| error.at(step, None))
+        let sums = self.gradients(batches, step).map_err(within(step, "gradients"))?;
+        self.update(sums).map_err(within(step, "update"))
     }
 
     /// The first half of a step: leaves in the model, or with the optimizer where its state is elsewhere, the gradients of

@@ -342,6 +342,11 @@ fn a_rank_that_stands_still_is_named() {
     assert!(since.elapsed() < Duration::from_secs(40), "it took {:?}", since.elapsed());
     let told = ["step ", "rank(s) [1] (rank 1 was last in ", "), and [0] had come to it", "--resume continues from"];
     finished.failed(1, &told);
+    // Of a step, the layer or what comes behind all layers.
+    let place = finished.err.split("error: step ").nth(1).and_then(|told| told.split(": ").next()).expect("a step");
+    let parts = ["layer ", "head", "embedding", "gradients", "update", "evaluation", "checkpoint"];
+    let (step, part) = place.split_once(", ").unwrap_or_else(|| panic!("no part: {}", finished.err));
+    assert!(step.parse::<u64>().is_ok() && parts.iter().any(|known| part.starts_with(known)), "{place}");
     assert_eq!(processes("still"), Vec::<String>::new(), "nobody is left");
 }
 
