@@ -49,6 +49,8 @@ pub(super) fn run(arguments: TrainArgs) -> Result<(), CommandFailure> {
     ended
 }
 
+type RunEnd = Result<Outcome, RunFailure<StopKind>>;
+
 /// How a run is conducted.
 pub struct Manner<'a> {
     /// From the newest checkpoint, if there is one.
@@ -103,7 +105,9 @@ pub fn conduct(
     process.agree(listen)?;
     let result = train::train(process, Begun { job: &job, data: &data, routings, interrupted, is_quiet });
     let example = data.components.iter().find(|label| label.from != label.to);
-    let accounted = if leads { account(&job, &plan, &result) } else { Ok(None) };
+    let account = || if leads { account(&job, &plan, &result) } else { Ok(None) };
+    // Processes that leave together wait for each other: for the account, however long it takes, before that.
+    let accounted = if result.is_ok() { process.agree(account) } else { account() };
     end(&job, &plan, result, accounted.map(|summary| summary.filter(|_| speaks)), example)
 }
 
@@ -111,7 +115,7 @@ pub fn conduct(
 fn end(
     job: &Job,
     plan: &Forecast,
-    result: Result<Outcome, RunFailure<StopKind>>,
+    result: RunEnd,
     accounted: Result<Option<Summary>, CommandFailure>,
     example: Option<&PartLabel>,
 ) -> Result<(), CommandFailure> {
@@ -301,11 +305,7 @@ fn span(job: &Job) -> String {
 }
 
 /// Writes summary.json and report.html, for a failed run too.
-fn account(
-    job: &Job,
-    plan: &Forecast,
-    result: &Result<Outcome, RunFailure<StopKind>>,
-) -> Result<Option<Summary>, CommandFailure> {
+fn account(job: &Job, plan: &Forecast, result: &RunEnd) -> Result<Option<Summary>, CommandFailure> {
     let run = &job.config.run.dir;
     let has_steps = run.join(metrics::METRICS_FILE).exists();
     if matches!(result, Err(failure) if failure.kind == Some(StopKind::Request) || !has_steps) {
