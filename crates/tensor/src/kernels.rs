@@ -371,16 +371,16 @@ kernels! {
 
     // --- attention --------------------------------------------------------------------------------------------------
     /// From the fused projection; `keys` `[T, 2]` are the positions each token sees, `turns` cosines and sines.
-    attention::attention(out: f32, lse: f32) reads (qkv: any, keys: u32, cos: f32, sin: f32) with (shape: AttentionSizes) within (rounding_of(qkv));
+    attention::attention(out: f32, lse: f32) reads (qkv: any, keys: u32, cos: f32, sin: f32) with (shape: AttentionSizes) within (rounding_of(qkv)) as composed;
     attention::attention_back(dqkv: f32) reads (qkv: any, out: any, lse: f32, g: f32, keys: u32, cos: f32, sin: f32)
-        with (shape: AttentionSizes) within (rounding_of(qkv));
+        with (shape: AttentionSizes) within (rounding_of(qkv)) as composed;
     /// From queries, keys and values in tensors of their own; keys may be of other tokens than queries.
     attention::attention_apart(out: f32, lse: f32) reads (q: any, k: any, v: any, keys: u32, cos: f32, sin: f32,
-        bias: f32, sinks: f32) with (shape: AttentionSizes) within (rounding_of(q));
+        bias: f32, sinks: f32) with (shape: AttentionSizes) within (rounding_of(q)) as composed;
     /// Of what rows share (bias, sinks) each row of the batch gets a copy, to be added up.
     attention::attention_apart_back(dq: f32, dk: f32, dv: f32, dbias: f32, dsinks: f32)
         reads (q: any, k: any, v: any, out: any, lse: f32, g: f32, keys: u32, cos: f32, sin: f32, bias: f32, sinks: f32)
-        with (shape: AttentionSizes) within (rounding_of(q));
+        with (shape: AttentionSizes) within (rounding_of(q)) as composed;
     /// New tokens attend to the cache, `cached` tokens of it, and to themselves, whose keys and values are added to it.
     cached_attention::attend_cached(out: f32, keys: f32, values: f32)
         reads (qkv: f32, cos: f32, sin: f32, bias: f32, sinks: f32) with (shape: AttentionSizes, cached: usize, window: usize);

@@ -12,6 +12,7 @@
 //! ([`order`]). [`cuda`] compiles them for an NVIDIA GPU, whose addresses, streams and events the trait has. Products are of
 //! the engines. Some lines are several of both ([`composed`]).
 
+mod attention;
 mod call;
 mod compile;
 pub(crate) mod composed;

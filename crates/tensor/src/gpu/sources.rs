@@ -29,6 +29,7 @@ sources![
     "softmax",
     "stored",
     "variation",
+    "warp_attention",
 ];
 
 /// What they include.
@@ -36,6 +37,7 @@ pub(super) const HEADERS: &[(&str, &str)] = &[
     ("attention.cuh", include_str!("kernels/attention.cuh")),
     ("common.cuh", include_str!("kernels/common.cuh")),
     ("host.h", include_str!("kernels/host.h")),
+    ("octets.cuh", include_str!("kernels/octets.cuh")),
     ("rows.cuh", include_str!("kernels/rows.cuh")),
     ("tensor_cores.cuh", include_str!("kernels/tensor_cores.cuh")),
     ("tiles.cuh", include_str!("kernels/tiles.cuh")),

@@ -49,8 +49,10 @@ DEVICE double double_of(u64 bits) { return __longlong_as_double(bits); }
 // The code of one warp, then a barrier; within it that of each lane.
 #define WARPS THREADS
 #define EACH_LANE(lane) for (u32 lane = threadIdx.x % 32, once = 1; once; once = 0)
-// Before a loop whose unrolled code would take registers that more blocks can use.
+// Before a loop whose unrolled code would take registers that more blocks can use, and before one whose index says which
+// registers are meant.
 #define ROLLED _Pragma("unroll 1")
+#define UNROLLED _Pragma("unroll")
 // Memory of a block, of whatever it last held.
 #define SHARED(type, name, count) __shared__ type name[count]
 
@@ -70,11 +72,42 @@ typedef Lanes<float, 4> Sums;
 DEVICE void multiply_add(Sums& sums, const LeftFactor& left, const RightFactor& right) {
     float* d = sums.held;
     const u32 *a = left.held, *b = right.held;
-    asm volatile(
+    asm(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
         "%2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Two numbers as bf16, to the nearest, ties to even: the first in the lower half.
+DEVICE u32 rounded_pair(float first, float second) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+
+// To the last bit or two; nothing below the smallest normal number.
+DEVICE float power_of_2(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+}
+
+DEVICE bool any_of_lanes(Lanes<bool, 1>& flags) { return __any_sync(0xffffffffu, flags.held[0]); }
+
+// Each value becomes that of all lanes of its group of `width` neighbours: their sum, or the largest of them. All lanes of a
+// warp come here together.
+template <u32 N> DEVICE void sum_over_lanes(Lanes<float, N>& values, u32 width) {
+    UNROLLED for (u32 n = 0; n < N; n++) {
+        for (u32 far = 1; far < width; far *= 2) values.held[n] += __shfl_xor_sync(0xffffffffu, values.held[n], far);
+    }
+}
+template <u32 N> DEVICE void max_over_lanes(Lanes<float, N>& values, u32 width) {
+    UNROLLED for (u32 n = 0; n < N; n++) {
+        for (u32 far = 1; far < width; far *= 2) {
+            values.held[n] = fmaxf(values.held[n], __shfl_xor_sync(0xffffffffu, values.held[n], far));
+        }
+    }
 }
 
 #else

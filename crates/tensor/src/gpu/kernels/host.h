@@ -107,6 +107,7 @@ DEVICE double double_of(u64 bits) { return with_bits_of<double>(bits); }
 #define EACH_LANE(lane) for (u32 lane = 0; lane < 32; lane++)
 
 #define ROLLED
+#define UNROLLED
 
 // N values of each lane.
 template <class T, u32 N> struct Lanes {
@@ -143,6 +144,41 @@ DEVICE void multiply_add(Sums& sums, const LeftFactor& left, const RightFactor& 
         u32 group = lane >> 2, in_group = lane & 3;
         for (u32 i = 0; i < 4; i++) sums.held[lane][i] = d[i < 2 ? group : group + 8][in_group * 2 + (i & 1)];
     }
+}
+
+// Two numbers as bf16: the first in the lower half.
+DEVICE u32 rounded_pair(float first, float second) {
+    auto half = [](float x) {
+        u32 bits = bits_of(x);
+        return x != x ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    };
+    return half(first) | half(second) << 16;
+}
+
+DEVICE float power_of_2(float x) { return exp2f(x); }
+
+DEVICE bool any_of_lanes(Lanes<bool, 1>& flags) {
+    bool any = false;
+    EACH_LANE(lane) any |= flags.of(lane)[0];
+    return any;
+}
+
+// Lanes exchange values as shuffles do, so that all of a group get the same.
+template <u32 N, class Join> DEVICE void join_lanes(Lanes<float, N>& values, u32 width, Join join) {
+    for (u32 far = 1; far < width; far *= 2) {
+        Lanes<float, N> before = values;
+        EACH_LANE(lane) {
+            for (u32 n = 0; n < N; n++) {
+                values.of(lane)[n] = join(before.of(lane)[n], before.of(lane ^ far)[n]);
+            }
+        }
+    }
+}
+template <u32 N> DEVICE void sum_over_lanes(Lanes<float, N>& values, u32 width) {
+    join_lanes(values, width, [](float a, float b) { return a + b; });
+}
+template <u32 N> DEVICE void max_over_lanes(Lanes<float, N>& values, u32 width) {
+    join_lanes(values, width, [](float a, float b) { return fmaxf(a, b); });
 }
 
 // Memory that nobody has written holds NaN.
