@@ -25,6 +25,13 @@ pub struct AdamW {
     pub gradient_scale: f32,
 }
 
+impl AdamW {
+    /// The factors that correct the moments' bias: they began as zeros.
+    pub(crate) fn corrections(&self) -> [f32; 2] {
+        [self.beta1, self.beta2].map(|beta| 1.0 / (1.0 - f64::from(beta).powf(self.step as f64)) as f32)
+    }
+}
+
 /// Sequences of as many elements each within one tensor, equally far apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strips {
@@ -140,9 +147,8 @@ fn update(device: &Device, rule: &AdamW, weights: &mut [f32], gradient: &[f32], 
 
 #[inline(always)]
 fn update_run(rule: &AdamW, weights: &mut [f32], gradient: &[f32], m: &mut [f32], v: &mut [f32]) {
-    let AdamW { lr, beta1, beta2, eps, weight_decay, step, gradient_scale } = *rule;
-    let correct1 = 1.0 / (1.0 - f64::from(beta1).powf(step as f64)) as f32;
-    let correct2 = 1.0 / (1.0 - f64::from(beta2).powf(step as f64)) as f32;
+    let AdamW { lr, beta1, beta2, eps, weight_decay, gradient_scale, .. } = *rule;
+    let [correct1, correct2] = rule.corrections();
     let keep = 1.0 - lr * weight_decay;
     let lines = weights.chunks_mut(LINE).zip(gradient.chunks(LINE)).zip(m.chunks_mut(LINE).zip(v.chunks_mut(LINE)));
     for ((w, g), (m, v)) in lines {

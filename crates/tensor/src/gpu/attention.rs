@@ -188,12 +188,7 @@ impl<'a> WarpCall<'a> {
     }
 
     /// Fills dq, dk and dv, which may all be the same.
-    fn backward(
-        &self,
-        [dq, dk, dv]: [DeviceElements; 3],
-        from: Projections,
-        [out, lse, slopes, keys]: [&Tensor; 4],
-    ) {
+    fn backward(&self, [dq, dk, dv]: [DeviceElements; 3], from: Projections, [out, lse, slopes, keys]: [&Tensor; 4]) {
         let q = self.arrange(from, Part::Queries, Arranged::Both);
         let k = self.arrange(from, Part::Keys, Arranged::Both);
         let v = self.arrange(from, Part::Values, Arranged::Lines);

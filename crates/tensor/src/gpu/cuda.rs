@@ -4,25 +4,26 @@
 //! A stream is CUDA's, and so is an event. Kernels are launched with as many threads as fill the device, whatever their
 //! size: they go over their elements in strides.
 
+mod blas;
 mod groups;
 mod libraries;
 pub(crate) mod nccl;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use cudarc::cublas::result::{self as blas, CublasError};
-use cudarc::cublas::sys as blas_sys;
+use cudarc::cublas::result::CublasError;
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, result};
 use cudarc::nvrtc::Ptx;
 use cudarc::nvrtc::result::NvrtcError;
 
+use blas::{BlasHandle, LANES};
 use groups::ProductGroups;
 use libraries::find_libraries;
 
@@ -32,9 +33,8 @@ use super::error::EngineError;
 use super::nvrtc::{KernelImage, compile, version as nvrtc_version};
 use super::pin::PinnedBytes;
 use super::sources::KernelSource;
-use super::{Accelerator, DeviceFailure, DeviceMatrix, DeviceMemory, DeviceProduct, DeviceStream, Event};
+use super::{Accelerator, DeviceFailure, DeviceMemory, DeviceProduct, DeviceStream, Event};
 use crate::device::Device;
-use crate::dtype::Dtype;
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -154,12 +154,14 @@ fn done<T, E: LibraryError>(result: Result<T, E>, what: impl Display) -> T {
 
 #[derive(Debug)]
 pub(crate) struct Cuda {
-    // Dropped before its stream and the context.
-    products: Mutex<BlasHandle>,
+    // Dropped before their streams and the context.
+    products: Mutex<[BlasHandle; LANES]>,
     groups: Mutex<ProductGroups>,
     context: Arc<CudaContext>,
     /// By [`DeviceStream`].
     streams: Vec<Arc<CudaStream>>,
+    /// For products that go on beside those on the stream of kernels.
+    beside: Arc<CudaStream>,
     modules: BTreeMap<&'static str, Arc<CudaModule>>,
     /// By name, those that have been launched.
     functions: Mutex<HashMap<&'static str, CudaFunction>>,
@@ -169,21 +171,6 @@ pub(crate) struct Cuda {
     blocks: u32,
     /// Why what other ranks were to send does not come.
     ended: OnceLock<DeviceFailure>,
-}
-
-/// Of cuBLAS.
-#[derive(Debug)]
-struct BlasHandle(blas_sys::cublasHandle_t);
-
-// SAFETY: a handle may be used by any thread, one at a time.
-unsafe impl Send for BlasHandle {}
-
-impl Drop for BlasHandle {
-    fn drop(&mut self) {
-        // Nobody is left to be told of a failure.
-        // SAFETY: the handle is there and used by nobody else.
-        let _ = unsafe { blas::destroy_handle(self.0) };
-    }
 }
 
 impl Cuda {
@@ -207,19 +194,12 @@ impl Cuda {
         let modules = modules(&context, capability, compiler, sources)?;
         let processors = context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
         let processors = processors.map_err(|error| failed("counting multiprocessors", error))?;
-        let products = BlasHandle(blas::create_handle().map_err(|error| failed("starting cuBLAS", error))?);
-        // SAFETY: both are there for as long as the engine is.
-        let set = unsafe { blas::set_stream(products.0, streams[DeviceStream::Compute as usize].cu_stream().cast()) };
-        set.map_err(|error| failed("giving cuBLAS its stream", error))?;
-        // Sums are f32 where they are taken in parts, too.
-        let mode = blas_sys::cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
-        // SAFETY: the handle is there.
-        let set = unsafe { blas_sys::cublasSetMathMode(products.0, mode) }.result();
-        set.map_err(|error| failed("having cuBLAS sum in f32", error))?;
+        let beside = stream()?;
+        let products = [BlasHandle::new(&streams[DeviceStream::Compute as usize])?, BlasHandle::new(&beside)?];
         let (functions, products, blocks) = (Mutex::default(), Mutex::new(products), processors as u32 * BLOCKS_EACH);
         let (pinned, reached, groups) = (PinnedBytes::default(), Mutex::default(), Mutex::default());
         let ended = OnceLock::new();
-        Ok(Cuda { context, streams, modules, functions, products, pinned, reached, blocks, groups, ended })
+        Ok(Cuda { context, streams, beside, modules, functions, products, pinned, reached, blocks, groups, ended })
     }
 
     fn stream(&self, stream: DeviceStream) -> &CudaStream {
@@ -379,63 +359,16 @@ impl Accelerator for Cuda {
         self.check_exchange();
     }
 
-    /// In f32 throughout where factors are f32: no TF32.
     fn multiply(&self, stream: DeviceStream, _: &Device, product: &DeviceProduct) {
-        assert_eq!(stream, DeviceStream::Compute, "cuBLAS has one stream");
-        let [rows, inner, cols] = product.dims().map(|n| n as c_int);
-        if rows == 0 || cols == 0 {
-            return;
-        }
-        let DeviceProduct { c, a, b, accumulate } = product;
-        let (one, keep) = (1.0f32, f32::from(u8::from(*accumulate)));
+        assert_eq!(stream, DeviceStream::Compute, "products are on the stream of kernels");
         self.stream(stream);
-        let handle = lock(&self.products);
-        // cuBLAS reads columns one after the other: what is stored by rows is the transpose to it, and c^T = b^T a^T.
-        // SAFETY: the matrices lie in their memory, as `dims` has checked; the numbers are read before the call returns.
-        let begun = unsafe {
-            blas::gemm_ex(
-                handle.0,
-                operation(b),
-                operation(a),
-                cols,
-                rows,
-                inner,
-                (&raw const one).cast(),
-                b.address() as *const c_void,
-                blas_type(b),
-                b.cols.max(1) as c_int,
-                a.address() as *const c_void,
-                blas_type(a),
-                a.cols.max(1) as c_int,
-                (&raw const keep).cast(),
-                c.address() as *mut c_void,
-                blas_type(c),
-                cols,
-                blas_sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
-                blas_sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
-            )
-        };
-        done(begun, "a product");
+        lock(&self.products)[0].multiply(product);
     }
 
     fn multiply_all(&self, stream: DeviceStream, device: &Device, products: &[DeviceProduct]) {
-        assert_eq!(stream, DeviceStream::Compute, "cuBLAS has one stream");
+        assert_eq!(stream, DeviceStream::Compute, "products are on the stream of kernels");
         if !self.multiply_together(device, products) {
-            products.iter().for_each(|product| self.multiply(stream, device, product));
+            self.multiply_side_by_side(products);
         }
-    }
-}
-
-fn operation(of: &DeviceMatrix) -> blas_sys::cublasOperation_t {
-    match of.transposed {
-        true => blas_sys::cublasOperation_t::CUBLAS_OP_T,
-        false => blas_sys::cublasOperation_t::CUBLAS_OP_N,
-    }
-}
-
-fn blas_type(of: &DeviceMatrix) -> blas_sys::cudaDataType {
-    match of.elements.dtype() {
-        Dtype::Bf16 => blas_sys::cudaDataType_t::CUDA_R_16BF,
-        _ => blas_sys::cudaDataType_t::CUDA_R_32F,
     }
 }

@@ -118,11 +118,10 @@ pass! {
         value
     };
     rule: &AdamW => {
-        let AdamW { lr, beta1, beta2, eps, weight_decay, step, gradient_scale } = *rule;
+        let AdamW { lr, beta1, beta2, eps, weight_decay, gradient_scale, .. } = *rule;
+        let [correct1, correct2] = rule.corrections();
         let mut value = CValue::default();
-        [lr, beta1, beta2, eps, weight_decay].into_iter().for_each(|x| value.f32(x));
-        value.u64(step);
-        value.f32(gradient_scale);
+        [lr, beta1, beta2, eps, weight_decay, correct1, correct2, gradient_scale].into_iter().for_each(|x| value.f32(x));
         value
     };
 }

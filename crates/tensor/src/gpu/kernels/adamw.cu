@@ -4,19 +4,29 @@
 // weights[first + i] by gradient[i]. Strips of state are m, v and, where weights are bf16, the master that is rounded
 // to them.
 DEVICE void update(Any weights, u64 first, float* state, const float* gradient, AdamW rule, Strips strips) {
-    float correct1 = 1.0f / (float)(1.0 - pow((double)rule.beta1, (double)rule.step));
-    float correct2 = 1.0f / (float)(1.0 - pow((double)rule.beta2, (double)rule.step));
     float keep = 1.0f - rule.lr * rule.weight_decay;
-    float *m = state + strips.first, *v = m + strips.stride;
-    float* w = weights.dtype == BF16 ? v + strips.stride : (float*)weights.data + first;
-    EACH(i, strips.len) {
-        float g = gradient[i] * rule.gradient_scale;
-        m[i] = rule.beta1 * m[i] + (1.0f - rule.beta1) * g;
-        v[i] = rule.beta2 * v[i] + (1.0f - rule.beta2) * g * g;
-        float step = m[i] * correct1 / (sqrtf(v[i] * correct2) + rule.eps);
-        w[i] = w[i] * keep - rule.lr * step;
-        if (weights.dtype == BF16) store(weights, first + i, w[i]);
-    }
+    float *of_m = state + strips.first, *of_v = of_m + strips.stride;
+    bool has_master = weights.dtype == BF16;
+    float* of_w = has_master ? of_v + strips.stride : (float*)weights.data + first;
+    // Whatever one of them begins with, the others do, too, or runs are of one element.
+    u64 places = first | strips.first | strips.stride | (u64)gradient / sizeof(float) | strips.len;
+    each_run(strips.len, places % RUN ? 1 : RUN, [=](u64 i, auto run) {
+        constexpr u32 N = decltype(run)::COUNT;
+        auto at = [=](float* from) { return Any{from, strips.len, F32}; };
+        Numbers<N> g = load_run<N>(Span<const float>{gradient, strips.len}, i);
+        Numbers<N> m = load_run<N>(at(of_m), i), v = load_run<N>(at(of_v), i), w = load_run<N>(at(of_w), i);
+        UNROLLED for (u32 n = 0; n < N; n++) {
+            float slope = g.of[n] * rule.gradient_scale;
+            m.of[n] = rule.beta1 * m.of[n] + (1.0f - rule.beta1) * slope;
+            v.of[n] = rule.beta2 * v.of[n] + (1.0f - rule.beta2) * slope * slope;
+            float step = m.of[n] * rule.correct1 / (sqrtf(v.of[n] * rule.correct2) + rule.eps);
+            w.of[n] = w.of[n] * keep - rule.lr * step;
+        }
+        store_run(at(of_m), i, m);
+        store_run(at(of_v), i, v);
+        store_run(at(of_w), i, w);
+        if (has_master) store_run(weights, first + i, w);
+    });
 }
 
 // One step (Loshchilov and Hutter 2019) of weights from firsts.a on by the gradient from firsts.b on

@@ -93,6 +93,21 @@ DEVICE float power_of_2(float x) {
     return power;
 }
 
+// All `values` of a block as one, for all threads: within warps by shuffles, and then one warp's after the other.
+template <class T, class Join> DEVICE T join_block(T* values, Join join) {
+    T x = values[thread()];
+    for (u32 far = 16; far > 0; far /= 2) x = join(x, __shfl_xor_sync(0xffffffffu, x, far));
+    // All have read theirs.
+    barrier();
+    if (thread() % 32 == 0) values[warp()] = x;
+    barrier();
+    x = values[0];
+    for (u32 other = 1; other < warps(); other++) x = join(x, values[other]);
+    // Nobody writes to `values` again before all have read the results.
+    barrier();
+    return x;
+}
+
 DEVICE bool any_of_lanes(Lanes<bool, 1>& flags) { return __any_sync(0xffffffffu, flags.held[0]); }
 
 // Each value becomes that of all lanes of its group of `width` neighbours: their sum, or the largest of them. All lanes of a
@@ -170,6 +185,67 @@ DEVICE void set_or_add(Any to, u64 i, float x, u32 accumulate) {
     store(to, i, accumulate ? load(to, i) + x : x);
 }
 
+// Elements that a thread takes at once where they lie at a multiple of as many: one access to memory brings them.
+constexpr u32 RUN = 8;
+
+template <u32 N> struct Numbers {
+    float of[N];
+};
+struct alignas(16) Octet {
+    u32 pairs[4];
+};
+struct alignas(16) Eight {
+    float of[8];
+};
+
+template <u32 N> DEVICE Numbers<N> load_run(ConstAny x, u64 i) {
+    Numbers<N> run;
+    if (N == 1) {
+        run.of[0] = load(x, i);
+    } else if (x.dtype == BF16) {
+        Octet octet = *(const Octet*)((const u16*)x.data + i);
+        UNROLLED for (u32 n = 0; n < N; n++) {
+            u32 pair = octet.pairs[n / 2];
+            run.of[n] = float_of(n % 2 ? pair & 0xffff0000u : pair << 16);
+        }
+    } else {
+        Eight eight = *(const Eight*)((const float*)x.data + i);
+        UNROLLED for (u32 n = 0; n < N; n++) run.of[n] = eight.of[n];
+    }
+    return run;
+}
+template <u32 N> DEVICE Numbers<N> load_run(Any x, u64 i) { return load_run<N>(ConstAny{x.data, x.len, x.dtype}, i); }
+template <u32 N> DEVICE Numbers<N> load_run(Span<const float> x, u64 i) { return load_run<N>(ConstAny{x.data, x.len, F32}, i); }
+
+template <u32 N> DEVICE void store_run(Any to, u64 i, Numbers<N> run) {
+    if (N == 1) {
+        store(to, i, run.of[0]);
+    } else if (to.dtype == BF16) {
+        Octet octet;
+        UNROLLED for (u32 n = 0; n < N; n += 2) octet.pairs[n / 2] = rounded_pair(run.of[n], run.of[n + 1 < N ? n + 1 : n]);
+        *(Octet*)((u16*)to.data + i) = octet;
+    } else {
+        Eight eight;
+        UNROLLED for (u32 n = 0; n < N; n++) eight.of[n] = run.of[n];
+        *(Eight*)((float*)to.data + i) = eight;
+    }
+}
+
+// How many elements a run has, as a type.
+template <u32 N> struct RunOf {
+    static constexpr u32 COUNT = N;
+};
+
+// Calls f(first, RunOf<N>()) for runs of n elements, of which `width`, which divides n, lie in a line: by eights where lines
+// are whole eights, and otherwise one by one.
+template <class F> DEVICE void each_run(u64 n, u64 width, F f) {
+    if (width % RUN == 0) {
+        EACH(i, n / RUN) f(i * RUN, RunOf<RUN>());
+    } else {
+        EACH(i, n) f(i, RunOf<1>());
+    }
+}
+
 // An f64 in two halves: `f64` in the table of kernels.
 DEVICE double load_double(Span<const u32> from, u64 i) {
     return double_of((u64)from.data[2 * i + 1] << 32 | from.data[2 * i]);
@@ -207,9 +283,7 @@ struct RelativeAttentionSizes {
     u64 seq, heads, head_dim, reach;
 };
 struct AdamW {
-    float lr, beta1, beta2, eps, weight_decay;
-    u64 step;
-    float gradient_scale;
+    float lr, beta1, beta2, eps, weight_decay, correct1, correct2, gradient_scale;
 };
 struct Strips {
     u64 first, stride, count, len;
@@ -253,28 +327,13 @@ DEVICE float infinity() { return float_of(0x7f800000u); }
 template <class T> DEVICE T least(T a, T b) { return b < a ? b : a; }
 template <class T> DEVICE T most(T a, T b) { return a < b ? b : a; }
 
-// The sum of `values`, shared memory with an element of each thread, which it overwrites. In a tree: the order of
-// additions is fixed by the number of threads.
+// The sum of `values`, shared memory with an element of each thread, which it overwrites. The order of additions is fixed by
+// the number of threads.
 template <class T> DEVICE T block_sum(T* values) {
-    for (u32 half = threads() / 2; half > 0; half /= 2) {
-        THREADS {
-            if (thread() < half) values[thread()] += values[thread() + half];
-        }
-    }
-    T sum = values[0];
-    // Nobody writes to `values` again before all have read the sum.
-    barrier();
-    return sum;
+    return join_block(values, [](T a, T b) { return a + b; });
 }
 
 // Likewise the largest.
 template <class T> DEVICE T block_max(T* values) {
-    for (u32 half = threads() / 2; half > 0; half /= 2) {
-        THREADS {
-            if (thread() < half) values[thread()] = most(values[thread()], values[thread() + half]);
-        }
-    }
-    T largest = values[0];
-    barrier();
-    return largest;
+    return join_block(values, [](T a, T b) { return most(a, b); });
 }

@@ -5,10 +5,16 @@
 
 // out [N, width] (+)= x[index]
 KERNEL(gather, (Any out, ConstAny x, Span<const u32> index, u64 width, u32 accumulate)) {
-    EACH(i, out.len) {
+    each_run(out.len, width, [=](u64 i, auto run) {
+        constexpr u32 N = decltype(run)::COUNT;
         Cell cell = cell_of(i, width);
-        set_or_add(out, i, load(x, index.data[cell.row] * width + cell.column), accumulate);
-    }
+        Numbers<N> from = load_run<N>(x, index.data[cell.row] * width + cell.column);
+        if (accumulate) {
+            Numbers<N> before = load_run<N>(out, i);
+            UNROLLED for (u32 n = 0; n < N; n++) from.of[n] = before.of[n] + from.of[n];
+        }
+        store_run(out, i, from);
+    });
 }
 
 // The lists of sources whose rows are `first` and those after it, before which heads are nowhere: whoever comes last is
@@ -31,28 +37,51 @@ KERNEL(scatter_add, (Span<float> out, Span<const float> x, Span<const u32> index
 
 // out [T, row] = sum_j w[t, j] x[places[t, j]], over the places there are
 KERNEL(weighted_sum, (Any out, ConstAny x, Span<const float> w, Span<const u32> places, Width width)) {
-    EACH(i, out.len) {
+    each_run(out.len, width.row, [=](u64 i, auto run) {
+        constexpr u32 N = decltype(run)::COUNT;
         Cell cell = cell_of(i, width.row);
-        float sum = 0.0f;
+        Numbers<N> sum = {};
         for (u64 route = cell.row * width.k; route < (cell.row + 1) * width.k; route++) {
             u32 place = places.data[route];
-            if (place != NOWHERE) sum = fmaf(w.data[route], load(x, place * width.row + cell.column), sum);
+            if (place == NOWHERE) continue;
+            Numbers<N> from = load_run<N>(x, place * width.row + cell.column);
+            UNROLLED for (u32 n = 0; n < N; n++) sum.of[n] = fmaf(w.data[route], from.of[n], sum.of[n]);
         }
-        store(out, i, sum);
+        store_run(out, i, sum);
+    });
+}
+
+// sum += a lane's part of the product of two rows, from `a` and `b` on.
+DEVICE void add_products_of_lane(float& sum, u32 lane, u64 width, ConstAny x, u64 a, Span<const float> g, u64 b) {
+    auto add = [&](u64 i, auto run) {
+        constexpr u32 N = decltype(run)::COUNT;
+        Numbers<N> of_x = load_run<N>(x, a + i), of_g = load_run<N>(g, b + i);
+        UNROLLED for (u32 n = 0; n < N; n++) sum = fmaf(of_x.of[n], of_g.of[n], sum);
+    };
+    if (width % RUN == 0) {
+        for (u64 i = lane * RUN; i < width; i += 32 * RUN) add(i, RunOf<RUN>());
+    } else {
+        for (u64 i = lane; i < width; i += 32) add(i, RunOf<1>());
     }
 }
 
 // dw[t, j] = <x[places[t, j]], g[t]>, 0 where there is no place
 KERNEL(weighted_sum_back_weights,
        (Span<float> dw, ConstAny x, Span<const float> g, Span<const u32> places, Width width)) {
-    SHARED(float, partial, MAX_THREADS);
-    BLOCKS(route, dw.len) {
-        u32 place = places.data[route];
-        u64 n = place == NOWHERE ? 0 : width.row, from = place == NOWHERE ? 0 : place * width.row;
-        const float* slopes = g.data + route / width.k * width.row;
-        float sum = block_total(partial, n, [=](u64 i) { return load(x, from + i) * slopes[i]; });
-        THREADS {
-            if (thread() == 0) dw.data[route] = sum;
+    BLOCKS(group, (dw.len + warps() - 1) / warps()) {
+        WARPS {
+            u64 route = group * warps() + warp();
+            u32 place = route < dw.len ? places.data[route] : NOWHERE;
+            u64 from = place == NOWHERE ? 0 : place * width.row, slopes = route / width.k * width.row;
+            Lanes<float, 1> sum;
+            EACH_LANE(lane) {
+                sum.of(lane)[0] = 0.0f;
+                if (place != NOWHERE) add_products_of_lane(sum.of(lane)[0], lane, width.row, x, from, g, slopes);
+            }
+            sum_over_lanes(sum, 32);
+            EACH_LANE(lane) {
+                if (lane == 0 && route < dw.len) dw.data[route] = sum.of(lane)[0];
+            }
         }
     }
 }

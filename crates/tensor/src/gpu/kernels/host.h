@@ -157,6 +157,14 @@ DEVICE u32 rounded_pair(float first, float second) {
 
 DEVICE float power_of_2(float x) { return exp2f(x); }
 
+// All `values` of a block as one, in a tree.
+template <class T, class Join> DEVICE T join_block(T* values, Join join) {
+    for (u32 half = threads() / 2; half > 0; half /= 2) {
+        for (u32 i = 0; i < half; i++) values[i] = join(values[i], values[i + half]);
+    }
+    return values[0];
+}
+
 DEVICE bool any_of_lanes(Lanes<bool, 1>& flags) {
     bool any = false;
     EACH_LANE(lane) any |= flags.of(lane)[0];

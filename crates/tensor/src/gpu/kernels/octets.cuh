@@ -9,10 +9,6 @@
 #pragma once
 #include "tensor_cores.cuh"
 
-struct alignas(16) Octet {
-    u32 pairs[4];
-};
-
 // Lines of a left factor, and of a right factor, that are multiplied at once.
 constexpr u32 LEFT_LINES = 16;
 constexpr u32 RIGHT_LINES = 32;

@@ -121,6 +121,25 @@ struct SourceLists {
     Span<const u32> heads, next;
 };
 
+// Sources of a row that each thread orders by itself: most rows have fewer, and so need no barrier.
+constexpr u32 FEW = 8;
+
+// The sources of a list in order, and nowhere after the last; false if there are more than a few.
+DEVICE bool few_of(SourceLists lists, u64 row, u32 (&few)[FEW]) {
+    u32 count = 0;
+    UNROLLED for (u32 i = 0; i < FEW; i++) few[i] = NOWHERE;
+    for (u32 source = lists.heads.data[row]; source != NOWHERE && count <= FEW; source = lists.next.data[source]) {
+        u32 moving = source;
+        UNROLLED for (u32 i = 0; i < FEW; i++) {
+            u32 low = least(few[i], moving);
+            moving = most(few[i], moving);
+            few[i] = low;
+        }
+        count++;
+    }
+    return count <= FEW;
+}
+
 // `to[row] (+)= the sum of its sources` for each row of `width` numbers of which there is a list: a block a row takes
 // its sources from the list, in order, and lets each thread `add(sum, source, column)` them. Every row so has one writer
 // and one order.
@@ -133,6 +152,19 @@ DEVICE void sum_sources(Any to, u64 width, SourceLists lists, u32 accumulate, Ro
     u64 pieces = (width + SUMMED - 1) / SUMMED;
     BLOCKS(block, lists.heads.len * pieces) {
         u64 row = block / pieces, first = block % pieces * SUMMED, columns = least<u64>(width - first, SUMMED);
+        u32 few[FEW];
+        if (few_of(lists, row, few)) {
+            THREADS {
+                for (u64 c = thread(); (few[0] != NOWHERE || !accumulate) && c < columns; c += threads()) {
+                    float sum = accumulate ? load(to, row * width + first + c) : 0.0f;
+                    UNROLLED for (u32 i = 0; i < FEW; i++) {
+                        if (few[i] != NOWHERE) add(sum, few[i], first + c);
+                    }
+                    store(to, row * width + first + c, sum);
+                }
+            }
+            continue;
+        }
         THREADS {
             if (thread() == 0) {
                 u32 n = 0, source = lists.heads.data[row];

@@ -3,10 +3,15 @@
 
 // Integers are copied, never converted.
 KERNEL(convert, (Any to, ConstAny from, u64 first, Range range)) {
-    EACH(i, range.end - range.start) {
-        if (to.dtype == U32) ((u32*)to.data)[first + i] = ((const u32*)from.data)[range.start + i];
-        else store(to, first + i, load(from, range.start + i));
+    u64 len = range.end - range.start;
+    if (to.dtype == U32) {
+        EACH(i, len) ((u32*)to.data)[first + i] = ((const u32*)from.data)[range.start + i];
+        return;
     }
+    // What is left of whole runs, one by one.
+    u64 whole = first % RUN == 0 && range.start % RUN == 0 ? len / RUN * RUN : 0;
+    EACH(run, whole / RUN) store_run(to, first + run * RUN, load_run<RUN>(from, range.start + run * RUN));
+    EACH(i, len - whole) store(to, first + whole + i, load(from, range.start + whole + i));
 }
 
 KERNEL(fill, (Any to, float value, Range range)) {

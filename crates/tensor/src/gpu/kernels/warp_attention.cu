@@ -363,11 +363,6 @@ DEVICE u32 first_beyond(Span<const u32> keys, const AttentionSizes& s, u64 row, 
     return low;
 }
 
-// Eight numbers that lie at a multiple of them.
-struct alignas(16) Eight {
-    float of[8];
-};
-
 // dk and dv of a warp's keys, by all queries of all heads that share them; dk not yet turned back.
 template <u32 DIM, u32 M, bool IS_HELD>
 DEVICE void key_slopes(const BackwardCall<DIM>& call, float* dk, HeadLines to_k, float* dv, HeadLines to_v, u32 key, u64 kv,
