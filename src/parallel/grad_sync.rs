@@ -11,7 +11,6 @@
 //! ```
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -355,7 +354,8 @@ fn part(gradients: &[&Gradient], packing: &Packing, sums: Tensor) {
     }
 }
 
-/// Elements of a gradient that are converted to f32 together.
+/// Elements of a gradient whose squares are summed before they are added to those before, and that are converted to f32
+/// together.
 const TILE: usize = 1 << 18;
 
 /// The blocks over which a shard's squares are summed. Device and host use the same blocks, so the norm has the same
@@ -385,12 +385,11 @@ pub fn gradient_squares(model: &mut dyn Parameters, mesh: &Mesh) -> SquareSums {
     model.visit_trained(&mut |weight| {
         let gradient = weight.parameter.gradient();
         let share = mesh.share(&weight.placement, gradient.len());
-        let add = |tile: Range<usize>| -> Result<(), Infallible> {
-            let tile = share.start + tile.start..share.start + tile.end;
-            gradient.with_held(tile.clone(), |held, first| squares.add(number, held, first..first + tile.len()));
-            Ok(())
-        };
-        let Ok(()) = device.for_blocks(share.len(), TILE, add);
+        let len = share.len();
+        // A holder of nothing need not have a gradient.
+        if len > 0 {
+            gradient.with_held(share, |held, first| squares.add_tiles(number, held, first..first + len, TILE));
+        }
         number += 1;
     });
     squares

@@ -422,9 +422,10 @@ kernels! {
     /// The same with the gradient as the last strip.
     adamw::adamw_of_strip(weights: any, state: f32) reads () with (rule: &AdamW, first: usize, strips: Strips)
         moves (28 * strips.len);
-    /// `sums[place] += sum x[range]^2`, an f64 in two halves.
-    adamw::add_squares(sums: f64) reads (x: f32) with (place: usize, range: Range<usize>) moves (4 * range.len())
-        as composed;
+    /// `sums[place] += sum x[t]^2` of every tile t of so many elements of `range`, one tile after the other; an f64 in two
+    /// halves.
+    adamw::add_squares(sums: f64) reads (x: f32) with (place: usize, range: Range<usize>, tile: usize)
+        moves (4 * range.len()) as composed;
 }
 
 #[cfg(test)]

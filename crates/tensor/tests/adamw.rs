@@ -118,3 +118,47 @@ fn squares_are_summed_in_f64() {
     // In another order, but in the same one for both types.
     assert_eq!(sums(&simulated(), Dtype::F32), sums(&simulated(), Dtype::Bf16));
 }
+
+/// More tiles than a block of an accelerator has threads, the last of them short; of tiles of one block and of several. The
+/// numbers are of sizes so different that their sums are rounded.
+#[test]
+fn tiles_of_one_call_have_the_bits_of_a_call_for_each() {
+    const LEN: usize = 70 * SquareSums::BLOCK + 12_345;
+    let range = 7..LEN;
+    let sums = |device: &Arc<Device>, dtype: Dtype, tile: usize| {
+        let draws = Draws::new(5, Purpose::Test, 0, 9);
+        let x = Tensor::from_fn(device, &[LEN], |i| (4.0 * draws.normal(i as u64)).exp());
+        let x = x.cast(Dtype::Bf16).cast(dtype);
+        let mut sums = SquareSums::zeros(device, 2);
+        for sum in 0..2 {
+            sums.add(sum, &x, 3..5);
+        }
+        sums.add_tiles(0, &x, range.clone(), tile);
+        for first in range.clone().step_by(tile) {
+            sums.add(1, &x, first..LEN.min(first + tile));
+        }
+        let [at_once, one_by_one] = to_host(&[sums.tensor()]).remove(0).into_f64s().try_into().expect("two sums");
+        assert_eq!(at_once.to_bits(), one_by_one.to_bits(), "{dtype:?} by {tile}: {at_once} and {one_by_one}");
+        at_once
+    };
+    let mut found = Vec::new();
+    for blocks in [1, 3, 16] {
+        let sums = |device: &Arc<Device>, dtype| sums(device, dtype, blocks * SquareSums::BLOCK);
+        let want = sums(&Device::new(1), Dtype::F32);
+        for device in [Device::new(1), Device::new(3), simulated()] {
+            for dtype in [Dtype::F32, Dtype::Bf16] {
+                assert_eq!(sums(&device, dtype).to_bits(), want.to_bits(), "{blocks} blocks, {dtype:?}, {device:?}");
+            }
+        }
+        found.push(want.to_bits());
+    }
+    found.dedup();
+    assert!(found.len() > 1, "sums that any order gives show nothing of it");
+}
+
+#[test]
+#[should_panic(expected = "no whole blocks")]
+fn tiles_are_whole_blocks() {
+    let device = Device::new(1);
+    SquareSums::zeros(&device, 1).add_tiles(0, &Tensor::zeros(&device, &[9]), 0..9, 100);
+}

@@ -165,18 +165,28 @@ fn update_run(rule: &AdamW, weights: &mut [f32], gradient: &[f32], m: &mut [f32]
     }
 }
 
-/// Adds the squares of `x[range]` to the f64 whose halves `sums` has at `place`.
-pub(crate) fn add_squares(device: &Device, sums: &mut [u32], x: &[f32], place: usize, range: Range<usize>) {
+/// Adds the squares of `x[range]` to the f64 whose halves `sums` has at `place`: the sum of a tile, then that of the next.
+pub(crate) fn add_squares(
+    device: &Device,
+    sums: &mut [u32],
+    x: &[f32],
+    place: usize,
+    range: Range<usize>,
+    tile: usize,
+) {
     let [low, high] = &mut sums.as_chunks_mut().0[place];
-    let sum = f64::from_bits(u64::from(*high) << 32 | u64::from(*low)) + sum_of_squares(device, &x[range]);
+    let mut sum = f64::from_bits(u64::from(*high) << 32 | u64::from(*low));
+    for blocks in block_squares(device, &x[range]).chunks(tile / SQUARES) {
+        sum += blocks.iter().sum::<f64>();
+    }
     (*low, *high) = (sum.to_bits() as u32, (sum.to_bits() >> 32) as u32);
 }
 
-/// Elements whose squares are summed by themselves, on any engine.
+/// Elements whose squares are summed by themselves, on any engine. Tiles are whole blocks of them.
 pub(crate) const SQUARES: usize = 1 << 14;
 
-/// In f64: the same bits for the same elements whatever the threads.
-fn sum_of_squares(device: &Device, x: &[f32]) -> f64 {
+/// Of each block, in f64: the same bits for the same elements whatever the threads.
+fn block_squares(device: &Device, x: &[f32]) -> Vec<f64> {
     let blocks = x.len().div_ceil(SQUARES);
     let mut sums = vec![0.0f64; blocks];
     for_rows(
@@ -192,7 +202,7 @@ fn sum_of_squares(device: &Device, x: &[f32]) -> f64 {
             }
         },
     );
-    sums.iter().sum()
+    sums
 }
 
 #[inline(always)]

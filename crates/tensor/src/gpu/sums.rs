@@ -154,7 +154,7 @@ pub(crate) fn denormalise_back_affine(
     columns(gpu, device, [dw, db], ("denorm", "denormalise_back_affine"), &inputs, moments.len() / 2);
 }
 
-/// To the CPU's bits: runs are compared by the bits of norms.
+/// To the CPU's bits: runs are compared by the bits of norms. Two launches, however many tiles.
 pub(crate) fn add_squares(
     gpu: &Gpu,
     device: &Device,
@@ -162,6 +162,7 @@ pub(crate) fn add_squares(
     x: &Tensor,
     place: usize,
     range: Range<usize>,
+    tile: usize,
 ) {
     let parts = doubles(gpu, device, range.len().div_ceil(SQUARES));
     let mut call = Call::new(gpu, device, "adamw", "block_squares");
@@ -174,5 +175,6 @@ pub(crate) fn add_squares(
     call.output(sums, OperandKind::F64);
     call.read(parts.device_elements(), OperandKind::F64);
     place.pass(&mut call);
+    (tile / SQUARES).pass(&mut call);
     call.launch();
 }

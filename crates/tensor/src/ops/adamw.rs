@@ -1,9 +1,10 @@
 //! What an optimizer computes: the update of weights in place, and sums of squares for the gradient's norm.
 
+use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::cpu::adamw::{AdamW, Strips};
+use crate::cpu::adamw::{AdamW, SQUARES, Strips};
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::index::Index;
@@ -38,6 +39,9 @@ impl AdamW {
 pub struct SquareSums(Tensor);
 
 impl SquareSums {
+    /// Elements whose squares are summed by themselves, before anything is added to that sum.
+    pub const BLOCK: usize = SQUARES;
+
     /// So many sums of nothing.
     pub fn zeros(device: &Arc<Device>, sums: usize) -> SquareSums {
         SquareSums(Tensor::from_index(device, Index::Cycle(2 * sums, 0..1)).reshape(&[sums, 2]))
@@ -47,8 +51,28 @@ impl SquareSums {
     /// threads.
     #[track_caller]
     pub fn add(&mut self, sum: usize, x: &Tensor, range: Range<usize>) {
-        let len = range.len();
-        with_f32(x, range, |x, first| kernels::add_squares(&mut self.0, x, sum, first..first + len));
+        let tile = range.len().max(1).next_multiple_of(Self::BLOCK);
+        self.add_tiles(sum, x, range, tile);
+    }
+
+    /// The same as [`SquareSums::add`] of every `tile` elements of the range, one tile after the other, to the bit: by one
+    /// kernel if `x` is f32. Otherwise it is by tile that elements are copied as such, so copies take little memory.
+    ///
+    /// # Panics
+    /// If `tile` is not a multiple of [`SquareSums::BLOCK`].
+    #[track_caller]
+    pub fn add_tiles(&mut self, sum: usize, x: &Tensor, range: Range<usize>, tile: usize) {
+        assert!(tile > 0 && tile.is_multiple_of(Self::BLOCK), "tiles of {tile} elements are no whole blocks");
+        if x.dtype() == Dtype::F32 {
+            return kernels::add_squares(&mut self.0, x, sum, range, tile);
+        }
+        let add = |part: Range<usize>| -> Result<(), Infallible> {
+            with_f32(x, range.start + part.start..range.start + part.end, |x, first| {
+                kernels::add_squares(&mut self.0, x, sum, first..first + part.len(), tile);
+            });
+            Ok(())
+        };
+        let Ok(()) = x.device().for_blocks(range.len(), tile, add);
     }
 
     /// What [`crate::to_host`] brings over and [`crate::Elements::into_f64s`] reads.

@@ -82,32 +82,33 @@ KERNEL(block_squares, (Span<u32> sums, Span<const float> x, Range range, u64 len
     }
 }
 
-// sums[place] += the sum of parts, one after the other: by one thread, for which the others of its block bring them
-KERNEL(add_in_order, (Span<u32> sums, Span<const u32> parts, u64 place)) {
-    SHARED(double, brought, MAX_THREADS);
+// sums[place] += the sums of tiles of `length` parts each, one tile after the other. Each thread adds up the parts of a tile;
+// then one adds these sums.
+KERNEL(add_in_order, (Span<u32> sums, Span<const u32> parts, u64 place, u64 length)) {
+    SHARED(double, tiles, MAX_THREADS);
     SHARED(double, total, 1);
     BLOCKS(only, 1) {
         u64 count = parts.len / 2;
         THREADS {
-            if (thread() == 0) total[0] = 0.0;
+            if (thread() == 0) total[0] = load_double({sums.data, sums.len}, place);
         }
-        for (u64 first = 0; first < count; first += threads()) {
+        for (u64 first = 0; first < count; first += threads() * length) {
             THREADS {
-                if (first + thread() < count) brought[thread()] = load_double(parts, first + thread());
+                double sum = 0.0;
+                u64 start = first + thread() * length, end = least(start + length, count);
+                for (u64 part = start; part < end; part++) sum += load_double(parts, part);
+                tiles[thread()] = sum;
             }
             THREADS {
                 if (thread() == 0) {
                     double sum = total[0];
-                    for (u64 i = 0; i < least<u64>(count - first, threads()); i++) sum += brought[i];
+                    for (u64 tile = 0; tile < threads() && first + tile * length < count; tile++) sum += tiles[tile];
                     total[0] = sum;
                 }
             }
         }
         THREADS {
-            if (thread() == 0) {
-                double before = load_double({sums.data, sums.len}, place);
-                store_double(sums, place, before + total[0]);
-            }
+            if (thread() == 0) store_double(sums, place, total[0]);
         }
     }
 }
