@@ -205,7 +205,7 @@ impl Collector<'_> {
         let (group, size, blocks) = (tensor_group(placement, self.mesh), elements.size(), &mut self.blocks);
         for piece in &placement.pieces {
             let (file, start) = self.files.place(kind, &format!("{prefix}{}", piece.name));
-            let runs: Vec<ContiguousRun> = piece.runs().filter_map(|run| run.within(range)).collect();
+            let runs: Vec<ContiguousRun> = piece.runs_within(range).collect();
             let at = |global: usize| start + (global * size) as u64;
             if !is_of_even_columns(piece, group.size()) {
                 for run in &runs {

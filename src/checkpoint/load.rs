@@ -247,7 +247,7 @@ fn read(
             let here = format!("{dtype:?} {:?}", piece.shape);
             return Err(mismatch(format!("{name} is {found} there, {here} in the model")));
         }
-        for run in piece.runs().filter_map(|run| run.within(range)) {
+        for run in piece.runs_within(range) {
             put(run.local, &tensor.read(run.global, run.len)?);
         }
     }

@@ -63,7 +63,7 @@ pub struct ContiguousRun {
 
 impl ContiguousRun {
     /// What of it lies within a range of local elements; nothing if none does.
-    pub fn within(&self, range: &Range<usize>) -> Option<ContiguousRun> {
+    fn within(&self, range: &Range<usize>) -> Option<ContiguousRun> {
         let (start, end) = (self.local.max(range.start), (self.local + self.len).min(range.end));
         (start < end).then(|| ContiguousRun {
             global: self.global + start - self.local,
@@ -94,15 +94,23 @@ impl Piece {
 
     /// The piece as runs, in order.
     pub fn runs(&self) -> impl Iterator<Item = ContiguousRun> + use<> {
+        self.runs_within(&(self.offset..self.offset + self.len()))
+    }
+
+    /// What of these runs lies within a range of local elements, in order.
+    pub fn runs_within(&self, range: &Range<usize>) -> impl Iterator<Item = ContiguousRun> + use<> {
         let slice = self.slice.unwrap_or(Slice { dim: 0, start: 0, len: self.shape.first().copied().unwrap_or(1) });
         let size = self.shape.get(slice.dim).copied().unwrap_or(1);
         let product = |dims: &[usize]| dims.iter().product::<usize>();
-        let outer = product(&self.shape[..slice.dim.min(self.shape.len())]);
         let inner = product(self.shape.get(slice.dim + 1..).unwrap_or_default());
         let (offset, len) = (self.offset, slice.len * inner);
         let run =
             move |i: usize| ContiguousRun { global: (i * size + slice.start) * inner, local: offset + i * len, len };
-        (0..if len == 0 { 0 } else { outer }).map(run)
+        let here = range.start.max(offset)..range.end.min(offset + self.len());
+        // All are equally long, so none before the first need be looked at.
+        let numbers =
+            if here.is_empty() { 0..0 } else { (here.start - offset) / len..(here.end - offset).div_ceil(len) };
+        numbers.filter_map(move |i| run(i).within(&here))
     }
 
     /// The piece's own stream of initial draws: by name and global element, so that no mesh changes a value.
@@ -186,6 +194,10 @@ mod tests {
                     seen[run.global..run.global + run.len].iter_mut().for_each(|n| *n += 1);
                 }
                 assert_eq!(local, 7 + piece.len());
+                for (start, end) in (0..45).flat_map(|start| (0..45).map(move |end| (start, end))) {
+                    let within: Vec<_> = piece.runs().filter_map(|run| run.within(&(start..end))).collect();
+                    assert_eq!(piece.runs_within(&(start..end)).collect::<Vec<_>>(), within, "{start}..{end}");
+                }
             }
             assert_eq!(seen, [1; 30]);
         }

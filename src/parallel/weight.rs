@@ -94,9 +94,9 @@ impl Weight {
     pub fn new(device: &Arc<Device>, placement: Placement, shape: &[usize], dtype: Dtype, init: Init) -> Weight {
         let _charge = device.charge(Cause::Parameters);
         let length: usize = placement.pieces.iter().map(|piece| piece.len()).sum();
-        let mut value = Tensor::zeros(device, shape);
+        let mut value = Tensor::stale(device, shape, Dtype::F32);
         assert_eq!(length, value.len(), "the pieces {:?} do not fill {shape:?}", placement.pieces);
-        value.write_f32s(0..length, |elements| fill(elements, &placement, init));
+        init.write(&mut value, &placement);
         let decays = placement.pieces.iter().all(|piece| piece.shape.len() >= 2);
         let name = placement.pieces.first().map_or_else(String::new, |piece| piece.name.clone());
         let parameter = Parameter::new(name, value.cast(dtype));
@@ -104,24 +104,65 @@ impl Weight {
     }
 }
 
-fn fill(elements: &mut [f32], placement: &Placement, init: Init) {
-    match init {
-        Init::Zeros => elements.fill(0.0),
-        Init::Ones => elements.fill(1.0),
-        Init::Normal { std, seed } => draw(elements, placement, seed, |draws, i| draws.normal(i) * std),
-        Init::Uniform { bound, seed } => {
-            draw(elements, placement, seed, |draws, i| (2.0 * draws.uniform(i) - 1.0) * bound);
+impl Init {
+    /// Over all elements. Each depends on its own number alone, so threads share them.
+    fn write(self, value: &mut Tensor, placement: &Placement) {
+        match self {
+            Init::Zeros => value.fill(0.0),
+            Init::Ones => value.fill(1.0),
+            Init::Normal { std, seed } => value.write_f32s_by_threads(|first, part| {
+                draw(first, part, placement, seed, Draws::normals);
+                part.iter_mut().for_each(|x| *x *= std);
+            }),
+            Init::Uniform { bound, seed } => value.write_f32s_by_threads(|first, part| {
+                draw(first, part, placement, seed, Draws::uniforms);
+                part.iter_mut().for_each(|x| *x = (2.0 * *x - 1.0) * bound);
+            }),
         }
     }
 }
 
-/// Every element by its tensor's draws and its number in the tensor.
-fn draw(elements: &mut [f32], placement: &Placement, seed: u64, value: impl Fn(&Draws, u64) -> f32) {
+/// The elements from `first` on, each by its tensor's draws and its number in the tensor.
+fn draw(first: usize, part: &mut [f32], placement: &Placement, seed: u64, draw: impl Fn(&Draws, u64, &mut [f32])) {
+    let range = first..first + part.len();
     for piece in &placement.pieces {
         let draws = piece.draws(seed);
-        for run in piece.runs() {
-            let part = elements[run.local..run.local + run.len].iter_mut();
-            part.zip(run.global as u64..).for_each(|(x, i)| *x = value(&draws, i));
+        for run in piece.runs_within(&range) {
+            draw(&draws, run.global as u64, &mut part[run.local - first..][..run.len]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Slice;
+    use super::*;
+
+    /// In parts of other sizes, on other devices, and of slices whose runs are short.
+    #[test]
+    fn initial_values_depend_on_the_seed_and_numbers_alone() {
+        let columns = Slice { dim: 1, start: 3, len: 37 };
+        let tensors = || [("a".into(), vec![250, 50], Some(columns)), ("b".into(), vec![17, 37], None)];
+        let placement = || Placement::sliced(Spread::Tensor, tensors());
+        let (std, bound, seed) = (0.02, 0.3, 5);
+        let each = |value: fn(&Draws, u64) -> f32| -> Vec<f32> {
+            let of_piece = |piece: &crate::parallel::Piece| {
+                let (draws, runs) = (piece.draws(seed), piece.runs());
+                let numbers = runs.flat_map(|run| run.global..run.global + run.len);
+                numbers.map(|number| value(&draws, number as u64)).collect::<Vec<_>>()
+            };
+            placement().pieces.iter().flat_map(of_piece).collect()
+        };
+        let normal: Vec<f32> = each(Draws::normal).iter().map(|x| x * std).collect();
+        let uniform: Vec<f32> = each(Draws::uniform).iter().map(|x| (2.0 * x - 1.0) * bound).collect();
+        for device in [Device::new(1), Device::new(3), Device::simulated(2).expect("a C++ compiler")] {
+            let weight = |init| {
+                let weight = Weight::new(&device, placement(), &[267, 37], Dtype::F32, init);
+                weight.parameter.value().to_vec()
+            };
+            assert_eq!(weight(Init::Normal { std, seed }), normal, "{device:?}");
+            assert_eq!(weight(Init::Uniform { bound, seed }), uniform, "{device:?}");
+            assert_eq!(weight(Init::Ones), vec![1.0; normal.len()], "{device:?}");
         }
     }
 }

@@ -43,7 +43,7 @@ impl Global {
         self.values.resize(length, 0.0);
         self.givers.resize(length, None);
         let mut other = None;
-        for run in piece.runs().filter_map(|run| run.within(&(first..first + elements.len()))) {
+        for run in piece.runs_within(&(first..first + elements.len())) {
             let places = self.values[run.global..].iter_mut().zip(&mut self.givers[run.global..]);
             for ((value, giver), &given) in places.zip(&elements[run.local - first..][..run.len]) {
                 match *giver {

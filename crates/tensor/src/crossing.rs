@@ -3,11 +3,16 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::cpu::rows::for_rows;
 use crate::cpu::stored::{self, Stored, StoredRef};
 use crate::device::{Device, Engine};
 use crate::dtype::Dtype;
 use crate::elements::{Elements, ElementsMut, HostElements};
 use crate::tensor::Tensor;
+
+/// Elements that cross over at once where many do, and those that are worth a thread.
+const CROSSING_BLOCK: usize = 1 << 22;
+const THREAD_LEAST: usize = 1 << 12;
 
 impl Tensor {
     /// Elements `range` on the host: of an accelerator's tensor, copies, for which it waits; zeros where there are no
@@ -95,6 +100,26 @@ impl Tensor {
         self.write_elements(range, |elements| f(elements.into_f32s()))
     }
 
+    /// Lets `f` write all elements of an f32 tensor, on all threads of the device: it is told where those begin that it is
+    /// given. What crosses over to an accelerator does so by blocks, so that the host has little of it at a time. Where there
+    /// are no elements `f` is not called.
+    #[track_caller]
+    pub fn write_f32s_by_threads(&mut self, f: impl Fn(usize, &mut [f32]) + Sync) {
+        let device = self.device().clone();
+        match device.engine() {
+            Engine::Host => for_rows(&device, self.f32s_mut(), 1, THREAD_LEAST, f),
+            Engine::Accelerator(_) => {
+                let mut block = vec![0.0; CROSSING_BLOCK.min(self.len())];
+                for first in (0..self.len()).step_by(CROSSING_BLOCK) {
+                    let len = block.len().min(self.len() - first);
+                    for_rows(&device, &mut block[..len], 1, THREAD_LEAST, |start, part| f(first + start, part));
+                    self.write(first, StoredRef::F32(&block[..len]));
+                }
+            }
+            Engine::Sizes(_) => {}
+        }
+    }
+
     /// The elements as f32, on the host. Waits, as [`to_host`].
     pub fn to_vec(&self) -> Vec<f32> {
         to_host(&[&self.to_f32()]).remove(0).into_f32s()
@@ -122,4 +147,21 @@ pub fn to_host(tensors: &[&Tensor]) -> Vec<Elements> {
         first.device().count_crossing();
     }
     tensors.iter().map(|tensor| tensor.elements(0..tensor.len()).into_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_write_all_elements_and_are_told_where() {
+        let device = Device::simulated(2).expect("a C++ compiler");
+        for (device, len) in [(Device::new(3), 20_001), (device.clone(), CROSSING_BLOCK + 5), (device, 0)] {
+            let mut tensor = Tensor::filled(&device, &[len], -1.0);
+            tensor.write_f32s_by_threads(|first, part| {
+                part.iter_mut().zip(first..).for_each(|(x, i)| *x = i as f32);
+            });
+            assert!(tensor.to_vec().into_iter().eq((0..len).map(|i| i as f32)), "{len} on {device:?}");
+        }
+    }
 }

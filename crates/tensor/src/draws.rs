@@ -1,6 +1,8 @@
 //! Random numbers by counter: a draw is a pure function of its key and index, so no mesh, no order of evaluation
 //! and no recomputation can change it. The generator is Philox 4x32 with ten rounds (Salmon et al., SC 2011).
 
+use crate::cpu::rows::simd;
+
 /// What a stream of draws is for. Streams of different purposes never meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -43,7 +45,7 @@ impl Draws {
 
     /// What [`Draws::uniform`] gives at the indices from `first` on. Many blocks of four numbers are made at once, in vectors.
     #[inline(always)]
-    pub(crate) fn uniforms(&self, first: u64, out: &mut [f32]) {
+    pub fn uniforms(&self, first: u64, out: &mut [f32]) {
         let (mut index, mut rest) = (first, out);
         while !rest.is_empty() {
             let skipped = (index % BATCH as u64) as usize;
@@ -54,10 +56,21 @@ impl Draws {
         }
     }
 
-    /// Those of as many blocks as there are lanes. Plain loops, since closures would be compiled for other instructions than
-    /// the kernel that this becomes a part of.
     #[inline(always)]
     fn batch(&self, counter: u64) -> [f32; BATCH] {
+        let [a, b, c, d] = self.blocks(counter);
+        let mut drawn = [0.0; BATCH];
+        for lane in 0..LANES {
+            let four = &mut drawn[4 * lane..][..4];
+            (four[0], four[1], four[2], four[3]) = (unit(a[lane]), unit(b[lane]), unit(c[lane]), unit(d[lane]));
+        }
+        drawn
+    }
+
+    /// As many blocks as there are lanes, from one on: the four words of each in arrays of their own. Plain loops, since
+    /// closures would be compiled for other instructions than the kernel that this becomes a part of.
+    #[inline(always)]
+    fn blocks(&self, counter: u64) -> [[u32; LANES]; 4] {
         let (mut a, mut b) = ([0u32; LANES], [0u32; LANES]);
         let (mut c, mut d, mut key) = ([self.stream[0]; LANES], [self.stream[1]; LANES], self.key);
         for lane in 0..LANES {
@@ -70,22 +83,38 @@ impl Draws {
             }
             key = next_key(key);
         }
-        let mut drawn = [0.0; BATCH];
-        for lane in 0..LANES {
-            let four = &mut drawn[4 * lane..][..4];
-            (four[0], four[1], four[2], four[3]) = (unit(a[lane]), unit(b[lane]), unit(c[lane]), unit(d[lane]));
-        }
-        drawn
+        [a, b, c, d]
     }
 
-    /// Standard normal, by Box and Muller from the two halves of one block.
+    /// Standard normal, by Box and Muller from one half of a block.
     pub fn normal(&self, index: u64) -> f32 {
         let block = self.block(index >> 1);
         let pair = (index & 1) as usize * 2;
-        // (0, 1]: the logarithm stays finite.
-        let radius = (f64::from(block[pair]) + 1.0) / 4_294_967_296.0;
-        let angle = f64::from(block[pair + 1]) / 4_294_967_296.0;
-        ((-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()) as f32
+        normal_of(block[pair], block[pair + 1])
+    }
+
+    /// What [`Draws::normal`] gives at the indices from `first` on. Many blocks of two numbers are made at once, in vectors.
+    pub fn normals(&self, first: u64, out: &mut [f32]) {
+        simd(
+            #[inline(always)]
+            || self.normals_in_vectors(first, out),
+        );
+    }
+
+    #[inline(always)]
+    fn normals_in_vectors(&self, first: u64, out: &mut [f32]) {
+        let (mut index, mut rest) = (first, out);
+        while !rest.is_empty() {
+            let skipped = (index % NORMALS as u64) as usize;
+            let count = rest.len().min(NORMALS - skipped);
+            let (part, later) = rest.split_at_mut(count);
+            let [a, b, c, d] = self.blocks((index - skipped as u64) >> 1);
+            for (i, x) in part.iter_mut().enumerate() {
+                let (lane, second) = ((skipped + i) / 2, (skipped + i) % 2 == 1);
+                *x = if second { normal_of(c[lane], d[lane]) } else { normal_of(a[lane], b[lane]) };
+            }
+            (index, rest) = (index + count as u64, later);
+        }
     }
 
     /// Key and stream, as kernels take them.
@@ -99,9 +128,10 @@ impl Draws {
     }
 }
 
-/// Blocks that are made at once, and the numbers in them.
+/// Blocks that are made at once, and the numbers in them: uniform ones, and normal ones, of two words each.
 const LANES: usize = 16;
 const BATCH: usize = 4 * LANES;
+const NORMALS: usize = 2 * LANES;
 
 const ROUNDS: usize = 10;
 
@@ -109,6 +139,13 @@ const ROUNDS: usize = 10;
 #[inline(always)]
 fn unit(bits: u32) -> f32 {
     (bits >> 8) as f32 * (1.0 / (1 << 24) as f32)
+}
+
+fn normal_of(radius: u32, angle: u32) -> f32 {
+    // (0, 1]: the logarithm stays finite.
+    let radius = (f64::from(radius) + 1.0) / 4_294_967_296.0;
+    let angle = f64::from(angle) / 4_294_967_296.0;
+    ((-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()) as f32
 }
 
 fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
@@ -148,8 +185,12 @@ mod tests {
             for len in [0, 1, 3, 64, 65, 200] {
                 let mut many = vec![0.0; len];
                 draws.uniforms(first, &mut many);
-                let one_by_one: Vec<f32> = (first..first + len as u64).map(|index| draws.uniform(index)).collect();
-                assert_eq!(many, one_by_one, "{len} from {first}");
+                let one_by_one = |draw: fn(&Draws, u64) -> f32| -> Vec<f32> {
+                    (first..first + len as u64).map(|index| draw(&draws, index)).collect()
+                };
+                assert_eq!(many, one_by_one(Draws::uniform), "{len} from {first}");
+                draws.normals(first, &mut many);
+                assert_eq!(many, one_by_one(Draws::normal), "{len} normal ones from {first}");
             }
         }
     }

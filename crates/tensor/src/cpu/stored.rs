@@ -191,11 +191,15 @@ pub(crate) fn convert(device: &Device, to: Stored, from: StoredRef, first: usize
     }
 }
 
+/// Elements to fill that are worth a thread.
+const FILLED: usize = 1 << 17;
+
 /// Every element of `range` becomes `value`.
-pub(crate) fn fill(_: &Device, to: Stored, value: f32, range: Range<usize>) {
+pub(crate) fn fill(device: &Device, to: Stored, value: f32, range: Range<usize>) {
+    // Of memory that nobody has written yet, most of the time is the system's, which makes pages for several threads at once.
     match to {
-        Stored::F32(data) => data[range].fill(value),
-        Stored::Bf16(data) => data[range].fill(round(value)),
+        Stored::F32(data) => for_rows(device, &mut data[range], 1, FILLED, |_, part| part.fill(value)),
+        Stored::Bf16(data) => for_rows(device, &mut data[range], 1, FILLED, |_, part| part.fill(round(value))),
         Stored::U32(_) => not_numbers(),
     }
 }
