@@ -5,24 +5,28 @@
 //! cargo bench --bench layer -- --sweep                         512 wide, 2048 inside, 4 to 64 experts
 //! cargo bench --bench layer -- --tokens S --model M --inner F --experts E --k K --dtype f32|bf16
 //! cargo bench --bench layer -- --backend cuda                  on a GPU
+//! cargo bench --bench layer -- --kernels                       and how long each kernel takes
 //! ```
 //!
 //! Experts are two products with GELU between, or with `--gated` SwiGLU's three, and no biases; there are no auxiliary losses. The gradients of the
 //! tokens and of all weights are computed.
+//!
+//! `--kernels` takes as many steps once more, in which every kernel is waited for, and prints a line a kernel below that of
+//! the layer, the longest first: the milliseconds and the calls of a step. The timed steps have nothing of it.
 
 #![allow(clippy::print_stdout)]
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
 use common::{Flags, Measured, WARM_UP, dtype_name, median, milliseconds};
 use guildhall::launch::{self, Rank};
-use guildhall::moe::gates::top_k;
 use guildhall::moe::{Outgoing, Plan, Routing, combine, dispatch, send_home};
 use guildhall::parallel::{self, Mesh};
-use guildhall_tensor::{Device, Draws, Dtype, Parameter, Purpose, Tape, Tensor, Var};
+use guildhall_tensor::{Device, Draws, Dtype, KernelTime, Parameter, Purpose, Tape, Tensor, Var, to_host};
 use serde_json::json;
 
 #[derive(Clone, Copy)]
@@ -62,9 +66,11 @@ fn main() -> Result<()> {
     let config = parallel::Config { threads: Some(threads), backend: flags.backend(), ..parallel::Config::of(1, 1) };
     for experts in experts {
         let shape = Shape { experts, ..shape };
-        let runs = launch::run(&config, |rank| measure(&rank, shape, flags.steps()));
+        let runs = launch::run(&config, |rank| measure(&rank, shape, flags.steps(), flags.has("--kernels")));
         let runs = launch::first_cause(runs, |_| false).map_err(|failure| anyhow!("{failure}"))?;
-        print(shape, threads, &runs[0]);
+        let (ms, kernels) = &runs[0];
+        print(shape, threads, ms);
+        print_kernels(kernels, flags.steps());
     }
     Ok(())
 }
@@ -83,14 +89,29 @@ fn print(shape: Shape, threads: usize, ms: &[f64]) {
     measured.print(json!({ "experts": experts, "gflops": gflops.round() }));
 }
 
+/// Lines that none takes for the JSON of a layer.
+fn print_kernels(kernels: &BTreeMap<&'static str, KernelTime>, steps: usize) {
+    let mut kernels: Vec<_> = kernels.iter().collect();
+    kernels.sort_by_key(|(_, kernel)| std::cmp::Reverse(kernel.time));
+    for (name, KernelTime { calls, time }) in kernels {
+        let (ms, calls) = (time.as_secs_f64() * 1e3 / steps as f64, *calls as f64 / steps as f64);
+        println!("{ms:>10.3} ms {calls:>8.1} calls  {name}");
+    }
+}
+
 struct Layer {
     router: Parameter,
     first: Parameter,
     second: Parameter,
 }
 
-/// Milliseconds of every timed step.
-fn measure(rank: &Rank, shape: Shape, steps: usize) -> Result<Vec<f64>> {
+/// Milliseconds of every timed step and, of as many more, the kernels' times.
+fn measure(
+    rank: &Rank,
+    shape: Shape,
+    steps: usize,
+    with_kernels: bool,
+) -> Result<(Vec<f64>, BTreeMap<&'static str, KernelTime>)> {
     let mesh = Mesh::new(rank.world.clone(), rank.world.size())?;
     let Shape { tokens, model, inner, experts, dtype, .. } = shape;
     let (device, first) = (&rank.device, inner * (shape.products() - 1));
@@ -106,7 +127,14 @@ fn measure(rank: &Rank, shape: Shape, steps: usize) -> Result<Vec<f64>> {
         device.trim();
         result.map(|()| ms)
     };
-    Ok((0..WARM_UP + steps).map(step).collect::<Result<Vec<_>>>()?.split_off(WARM_UP))
+    let ms = (0..WARM_UP + steps).map(step).collect::<Result<Vec<_>>>()?.split_off(WARM_UP);
+    if with_kernels {
+        // From this call on kernels are timed.
+        device.take_kernel_times();
+        (0..steps).try_for_each(|number| step(number).map(drop))?;
+        return Ok((ms, device.take_kernel_times()));
+    }
+    Ok((ms, BTreeMap::new()))
 }
 
 impl Layer {
@@ -124,10 +152,10 @@ impl Layer {
     fn forward(&self, mesh: &Mesh, x: &Var, shape: Shape) -> Result<Var> {
         let (tape, k) = (x.tape(), shape.k);
         // A router computes in f32 whatever the model is stored in.
-        let probabilities = x.cast(Dtype::F32).linear(&tape.parameter(&self.router), None).softmax();
-        let experts = probabilities.value().cols();
-        let scores = probabilities.value().to_vec();
-        let chosen = scores.chunks_exact(experts).flat_map(|row| top_k(row, k, |_| true)).collect();
+        let logits = x.cast(Dtype::F32).linear(&tape.parameter(&self.router), None);
+        let (experts, probabilities) = (logits.value().cols(), logits.softmax());
+        // The device finds the largest, as for a model's gates; only their indices come to the host.
+        let chosen = to_host(&[&logits.value().top_k(k)]).remove(0).into_u32s();
         let routing = Routing::new(chosen, k, experts);
         let weights = probabilities.select_normalised(&routing.expert, k);
         let plan = Plan::new(&routing, mesh.expert_table(experts), mesh.expert.rank()).exchange(mesh)?;
