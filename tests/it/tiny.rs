@@ -364,7 +364,7 @@ pub(crate) fn state(trainer: &mut Trainer) -> Tensors {
             for piece in &weight.placement.pieces {
                 let tensor = all.entry(format!("{prefix}{}", piece.name));
                 let tensor = tensor.or_insert_with(|| vec![ELSEWHERE; piece.shape.iter().product()]);
-                for run in piece.runs().filter_map(|run| run.within(&range)) {
+                for run in piece.runs_within(&range) {
                     let part = &strip[run.local - range.start..][..run.len];
                     tensor[run.global..run.global + run.len].copy_from_slice(part);
                 }
@@ -405,7 +405,7 @@ pub(crate) fn set(model: &mut dyn Parameters, values: &Tensors) {
             let values = values.get(&piece.name).unwrap_or_else(|| panic!("no values for {}", piece.name));
             weight.parameter.stored().with_kept(|kept, first| {
                 let here = first..first + kept.len();
-                for run in piece.runs().filter_map(|run| run.within(&here)) {
+                for run in piece.runs_within(&here) {
                     let part = &mut kept.f32s_mut()[run.local - first..][..run.len];
                     part.copy_from_slice(&values[run.global..run.global + run.len]);
                 }
