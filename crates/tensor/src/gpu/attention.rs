@@ -1,5 +1,5 @@
-//! Attention on accelerators: in bf16 by warps that each have a tile (`kernels/warp_attention.cu`), where heads are small
-//! enough and nothing is added to scores, and by blocks (`kernels/attention.cu`) otherwise.
+//! Attention on accelerators: in bf16 tile by tile in registers (`kernels/flash_attention.cu`), where heads are small enough
+//! and nothing is added to scores, and through shared memory (`kernels/attention.cu`) otherwise.
 
 #![allow(clippy::too_many_arguments, reason = "a function has the operands and arguments of its line of the table")]
 
@@ -11,11 +11,13 @@ use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::tensor::Tensor;
 
-const BLOCKS: &str = "attention";
-const WARPS: &str = "warp_attention";
+const OF_ANY_HEADS: &str = "attention";
+const FLASH: &str = "flash_attention";
 
-/// Lines that a warp multiplies with at once: heads have whole numbers of them.
-const LINES: usize = 32;
+/// Lines that a block brings at once at most: heads have whole numbers of them.
+const LINES: usize = 64;
+/// Threads of a block: what its warps hold leaves room for a few.
+const THREADS: u32 = 128;
 
 /// Queries, keys and values side by side in a matrix, or each in its own.
 #[derive(Clone, Copy)]
@@ -32,6 +34,8 @@ enum Part {
     Values,
 }
 
+const PARTS: [Part; 3] = [Part::Queries, Part::Keys, Part::Values];
+
 impl<'a> Projections<'a> {
     fn is_fused(self) -> bool {
         matches!(self, Projections::Fused(_))
@@ -44,71 +48,57 @@ impl<'a> Projections<'a> {
         }
     }
 
-    /// The kernels of warps for heads of this size, if there are any.
-    fn by_warps(self, shape: &AttentionSizes) -> Option<WarpKernels> {
+    /// The kernels for heads of this size, if there are any.
+    fn in_flash(self, shape: &AttentionSizes) -> Option<FlashKernels> {
         let dim = shape.head_dim.max(shape.value_dim);
         let in_bf16 = self.of(Part::Queries).dtype() == Dtype::Bf16;
-        WARP_KERNELS.into_iter().find(|kernels| in_bf16 && dim <= kernels.dim && shape.scale > 0.0)
+        FLASH_KERNELS.into_iter().find(|kernels| in_bf16 && dim <= kernels.dim && shape.scale > 0.0)
     }
 }
 
 /// Names of kernels for heads that are filled up to so many numbers.
 #[derive(Clone, Copy)]
-struct WarpKernels {
+struct FlashKernels {
     dim: usize,
     forward: &'static str,
     back_queries: &'static str,
     back_keys: &'static str,
 }
 
-const WARP_KERNELS: [WarpKernels; 3] = [
-    WarpKernels {
+const FLASH_KERNELS: [FlashKernels; 3] = [
+    FlashKernels {
         dim: 32,
-        forward: "warp_attention_32",
-        back_queries: "warp_attention_back_queries_32",
-        back_keys: "warp_attention_back_keys_32",
+        forward: "flash_attention_32",
+        back_queries: "flash_attention_back_queries_32",
+        back_keys: "flash_attention_back_keys_32",
     },
-    WarpKernels {
+    FlashKernels {
         dim: 64,
-        forward: "warp_attention_64",
-        back_queries: "warp_attention_back_queries_64",
-        back_keys: "warp_attention_back_keys_64",
+        forward: "flash_attention_64",
+        back_queries: "flash_attention_back_queries_64",
+        back_keys: "flash_attention_back_keys_64",
     },
-    WarpKernels {
+    FlashKernels {
         dim: 128,
-        forward: "warp_attention_128",
-        back_queries: "warp_attention_back_queries_128",
-        back_keys: "warp_attention_back_keys_128",
+        forward: "flash_attention_128",
+        back_queries: "flash_attention_back_queries_128",
+        back_keys: "flash_attention_back_keys_128",
     },
 ];
 
-/// Which arrangements of heads a kernel takes.
-#[derive(Clone, Copy)]
-enum Arranged {
-    Lines,
-    Columns,
-    Both,
-}
-
-/// Heads in bf16 as warps take them, line by line and column by column, as far as they are needed.
-struct Heads<'a> {
-    lines: Temporary<'a>,
-    columns: Temporary<'a>,
-}
-
-/// One call by warps.
-struct WarpCall<'a> {
+/// One call of these kernels.
+struct FlashCall<'a> {
     gpu: &'a Gpu,
     device: &'a Device,
-    kernels: WarpKernels,
+    kernels: FlashKernels,
     shape: AttentionSizes,
     /// Cosines and sines.
     turns: [&'a Tensor; 2],
 }
 
-impl<'a> WarpCall<'a> {
+impl<'a> FlashCall<'a> {
     fn call(&self, name: &'static str) -> Call<'a> {
-        Call::new(self.gpu, self.device, WARPS, name)
+        Call::new(self.gpu, self.device, FLASH, name)
     }
 
     /// Lines of heads, filled up.
@@ -117,20 +107,17 @@ impl<'a> WarpCall<'a> {
         lines.next_multiple_of(LINES)
     }
 
-    fn room(&self, part: Part, heads: usize, arranged: Arranged) -> Heads<'a> {
+    fn room(&self, part: Part, heads: usize) -> Temporary<'a> {
         let len = self.shape.rows * heads * self.lines_of(part) * self.kernels.dim;
-        let room = |is_needed| Temporary::new(self.gpu, self.device, Dtype::Bf16, if is_needed { len } else { 0 });
-        Heads {
-            lines: room(!matches!(arranged, Arranged::Columns)),
-            columns: room(!matches!(arranged, Arranged::Lines)),
-        }
+        Temporary::new(self.gpu, self.device, Dtype::Bf16, len)
     }
 
-    fn arrange(&self, from: Projections, part: Part, arranged: Arranged) -> Heads<'a> {
+    /// Heads in bf16, turned by position, line by line.
+    fn arrange(&self, from: Projections, part: Part) -> Temporary<'a> {
         let heads = if matches!(part, Part::Queries) { self.shape.heads } else { self.shape.kv_heads };
-        let to = self.room(part, heads, arranged);
+        let to = self.room(part, heads);
         let mut call = self.call("arrange_heads");
-        to.write(&mut call);
+        call.write(to.device_elements(), OperandKind::Any);
         call.input(from.of(part), OperandKind::Any);
         self.turns.iter().for_each(|turns| call.input(turns, OperandKind::F32));
         self.shape.pass(&mut call);
@@ -143,10 +130,10 @@ impl<'a> WarpCall<'a> {
     }
 
     /// Of the output's gradient.
-    fn arrange_slopes(&self, slopes: &Tensor) -> Heads<'a> {
-        let to = self.room(Part::Queries, self.shape.heads, Arranged::Both);
+    fn arrange_slopes(&self, slopes: &Tensor) -> Temporary<'a> {
+        let to = self.room(Part::Queries, self.shape.heads);
         let mut call = self.call("arrange_slopes");
-        to.write(&mut call);
+        call.write(to.device_elements(), OperandKind::Any);
         call.input(slopes, OperandKind::F32);
         self.shape.pass(&mut call);
         self.lines_of(Part::Queries).pass(&mut call);
@@ -174,44 +161,32 @@ impl<'a> WarpCall<'a> {
     }
 
     fn forward(&self, [out, lse]: [&mut Tensor; 2], from: Projections, keys: &Tensor) {
-        let q = self.arrange(from, Part::Queries, Arranged::Lines);
-        let k = self.arrange(from, Part::Keys, Arranged::Lines);
-        let v = self.arrange(from, Part::Values, Arranged::Columns);
+        let [q, k, v] = PARTS.map(|part| self.arrange(from, part));
         let mut call = self.call(self.kernels.forward);
         call.output(out, OperandKind::F32);
         call.output(lse, OperandKind::F32);
-        [&q.lines, &k.lines, &v.columns].into_iter().for_each(|heads| read(&mut call, heads));
+        read_all(&mut call, [&q, &k, &v]);
         call.input(keys, OperandKind::U32);
         self.shape.pass(&mut call);
         self.pass_lines(&mut call);
-        call.launch();
+        call.launch_by(THREADS);
     }
 
     /// Fills dq, dk and dv, which may all be the same.
     fn backward(&self, [dq, dk, dv]: [DeviceElements; 3], from: Projections, [out, lse, slopes, keys]: [&Tensor; 4]) {
-        let q = self.arrange(from, Part::Queries, Arranged::Both);
-        let k = self.arrange(from, Part::Keys, Arranged::Both);
-        let v = self.arrange(from, Part::Values, Arranged::Lines);
-        let sums = self.arrange_sums(out, lse, slopes);
-        let slopes = self.arrange_slopes(slopes);
-        let finish = |mut call: Call<'a>| {
+        let [q, k, v] = PARTS.map(|part| self.arrange(from, part));
+        let (sums, slopes) = (self.arrange_sums(out, lse, slopes), self.arrange_slopes(slopes));
+        for (name, outputs) in [(self.kernels.back_queries, &[dq][..]), (self.kernels.back_keys, &[dk, dv])] {
+            let mut call = self.call(name);
+            outputs.iter().for_each(|&to| call.write(to, OperandKind::F32));
+            read_all(&mut call, [&q, &k, &v, &slopes]);
             sums.iter().for_each(|sums| call.read(sums.device_elements(), OperandKind::F32));
             call.input(keys, OperandKind::U32);
             self.shape.pass(&mut call);
             from.is_fused().pass(&mut call);
             self.pass_lines(&mut call);
-            call.launch();
-        };
-        let mut call = self.call(self.kernels.back_queries);
-        call.write(dq, OperandKind::F32);
-        [&q.lines, &k.lines, &k.columns, &v.lines, &slopes.lines].into_iter().for_each(|heads| read(&mut call, heads));
-        finish(call);
-        let mut call = self.call(self.kernels.back_keys);
-        [dk, dv].into_iter().for_each(|to| call.write(to, OperandKind::F32));
-        [&q.lines, &q.columns, &k.lines, &v.lines, &slopes.lines, &slopes.columns]
-            .into_iter()
-            .for_each(|heads| read(&mut call, heads));
-        finish(call);
+            call.launch_by(THREADS);
+        }
         self.turn_back(dq, Part::Queries, from.is_fused());
         self.turn_back(dk, Part::Keys, from.is_fused());
     }
@@ -230,14 +205,8 @@ impl<'a> WarpCall<'a> {
     }
 }
 
-impl Heads<'_> {
-    fn write(&self, call: &mut Call) {
-        [&self.lines, &self.columns].into_iter().for_each(|to| call.write(to.device_elements(), OperandKind::Any));
-    }
-}
-
-fn read(call: &mut Call, heads: &Temporary) {
-    call.read(heads.device_elements(), OperandKind::Any);
+fn read_all<const N: usize>(call: &mut Call, parts: [&Temporary; N]) {
+    parts.into_iter().for_each(|heads| call.read(heads.device_elements(), OperandKind::Any));
 }
 
 pub(crate) fn attention(
@@ -252,10 +221,10 @@ pub(crate) fn attention(
     shape: AttentionSizes,
 ) {
     let from = Projections::Fused(qkv);
-    if let Some(kernels) = from.by_warps(&shape) {
-        return WarpCall { gpu, device, kernels, shape, turns: [cos, sin] }.forward([out, lse], from, keys);
+    if let Some(kernels) = from.in_flash(&shape) {
+        return FlashCall { gpu, device, kernels, shape, turns: [cos, sin] }.forward([out, lse], from, keys);
     }
-    let mut call = Call::new(gpu, device, BLOCKS, "attention");
+    let mut call = Call::new(gpu, device, OF_ANY_HEADS, "attention");
     [out, lse].into_iter().for_each(|output| call.output(output, OperandKind::F32));
     call.input(qkv, OperandKind::Any);
     call.input(keys, OperandKind::U32);
@@ -278,11 +247,11 @@ pub(crate) fn attention_back(
     shape: AttentionSizes,
 ) {
     let from = Projections::Fused(qkv);
-    if let Some(kernels) = from.by_warps(&shape) {
+    if let Some(kernels) = from.in_flash(&shape) {
         let to = [dqkv.device_elements(); 3];
-        return WarpCall { gpu, device, kernels, shape, turns: [cos, sin] }.backward(to, from, [out, lse, g, keys]);
+        return FlashCall { gpu, device, kernels, shape, turns: [cos, sin] }.backward(to, from, [out, lse, g, keys]);
     }
-    let mut call = Call::new(gpu, device, BLOCKS, "attention_back");
+    let mut call = Call::new(gpu, device, OF_ANY_HEADS, "attention_back");
     call.output(dqkv, OperandKind::F32);
     [qkv, out].into_iter().for_each(|input| call.input(input, OperandKind::Any));
     [lse, g].into_iter().for_each(|input| call.input(input, OperandKind::F32));
@@ -308,10 +277,10 @@ pub(crate) fn attention_apart(
     shape: AttentionSizes,
 ) {
     let from = Projections::Apart([q, k, v]);
-    if let Some(kernels) = from.by_warps(&shape).filter(|_| bias.len() + sinks.len() == 0) {
-        return WarpCall { gpu, device, kernels, shape, turns: [cos, sin] }.forward([out, lse], from, keys);
+    if let Some(kernels) = from.in_flash(&shape).filter(|_| bias.len() + sinks.len() == 0) {
+        return FlashCall { gpu, device, kernels, shape, turns: [cos, sin] }.forward([out, lse], from, keys);
     }
-    let mut call = Call::new(gpu, device, BLOCKS, "attention_apart");
+    let mut call = Call::new(gpu, device, OF_ANY_HEADS, "attention_apart");
     [out, lse].into_iter().for_each(|output| call.output(output, OperandKind::F32));
     [q, k, v].into_iter().for_each(|input| call.input(input, OperandKind::Any));
     call.input(keys, OperandKind::U32);
@@ -342,11 +311,11 @@ pub(crate) fn attention_apart_back(
     shape: AttentionSizes,
 ) {
     let from = Projections::Apart([q, k, v]);
-    if let Some(kernels) = from.by_warps(&shape).filter(|_| bias.len() + sinks.len() == 0) {
+    if let Some(kernels) = from.in_flash(&shape).filter(|_| bias.len() + sinks.len() == 0) {
         let to = [dq, dk, dv].map(|to| to.device_elements());
-        return WarpCall { gpu, device, kernels, shape, turns: [cos, sin] }.backward(to, from, [out, lse, g, keys]);
+        return FlashCall { gpu, device, kernels, shape, turns: [cos, sin] }.backward(to, from, [out, lse, g, keys]);
     }
-    let mut call = Call::new(gpu, device, BLOCKS, "attention_apart_back");
+    let mut call = Call::new(gpu, device, OF_ANY_HEADS, "attention_apart_back");
     [dq, dk, dv, dbias, dsinks].into_iter().for_each(|output| call.output(output, OperandKind::F32));
     [q, k, v, out].into_iter().for_each(|input| call.input(input, OperandKind::Any));
     [lse, g].into_iter().for_each(|input| call.input(input, OperandKind::F32));

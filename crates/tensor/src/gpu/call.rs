@@ -18,6 +18,8 @@ pub(crate) struct Launch {
     pub(super) name: &'static str,
     parameters: Vec<CValue>,
     operands: Vec<LaunchOperand>,
+    /// Of a block, if not as many as of most kernels'.
+    pub(super) threads: Option<u32>,
 }
 
 /// Memory that a kernel uses.
@@ -161,6 +163,12 @@ impl<'a> Call<'a> {
 
     pub(crate) fn launch(self) {
         self.launch_on(DeviceStream::Compute);
+    }
+
+    /// The same with so many threads in a block.
+    pub(crate) fn launch_by(mut self, threads: u32) {
+        self.launch.threads = Some(threads);
+        self.launch();
     }
 
     /// Lists are arguments on the stream of kernels alone: there they are brought, and there their memory is taken again.

@@ -36,10 +36,9 @@ use super::sources::KernelSource;
 use super::{Accelerator, DeviceFailure, DeviceMemory, DeviceProduct, DeviceStream, Event};
 use crate::device::Device;
 
-/// Threads of a block.
+/// Threads of a block of most kernels, and those that a multiprocessor has at once.
 const THREADS: u32 = 256;
-/// Blocks that a multiprocessor has at once: 2048 threads.
-const BLOCKS_EACH: u32 = 8;
+const THREADS_EACH: u32 = 2048;
 /// The first architecture with bf16.
 const OLDEST: (i32, i32) = (8, 0);
 
@@ -168,7 +167,8 @@ pub(crate) struct Cuda {
     pinned: PinnedBytes,
     /// GPUs that copies have come from, by number.
     reached: Mutex<BTreeSet<usize>>,
-    blocks: u32,
+    /// Multiprocessors.
+    processors: u32,
     /// Why what other ranks were to send does not come.
     ended: OnceLock<DeviceFailure>,
 }
@@ -196,10 +196,10 @@ impl Cuda {
         let processors = processors.map_err(|error| failed("counting multiprocessors", error))?;
         let beside = stream()?;
         let products = [BlasHandle::new(&streams[DeviceStream::Compute as usize])?, BlasHandle::new(&beside)?];
-        let (functions, products, blocks) = (Mutex::default(), Mutex::new(products), processors as u32 * BLOCKS_EACH);
+        let (functions, products, processors) = (Mutex::default(), Mutex::new(products), processors as u32);
         let (pinned, reached, groups) = (PinnedBytes::default(), Mutex::default(), Mutex::default());
         let ended = OnceLock::new();
-        Ok(Cuda { context, streams, beside, modules, functions, products, pinned, reached, blocks, groups, ended })
+        Ok(Cuda { context, streams, beside, modules, functions, products, pinned, reached, processors, groups, ended })
     }
 
     fn stream(&self, stream: DeviceStream) -> &CudaStream {
@@ -338,10 +338,12 @@ impl Accelerator for Cuda {
     fn launch(&self, stream: DeviceStream, launch: &Launch) {
         let (stream, kernel) = (self.stream(stream).cu_stream(), self.function(launch.module, launch.name));
         let mut parameters: Vec<*mut c_void> = launch.parameters().into_iter().map(<*const c_void>::cast_mut).collect();
+        let threads = launch.threads.unwrap_or(THREADS);
+        let blocks = self.processors * (THREADS_EACH / threads);
         // SAFETY: the parameters are those of the kernel, which a test compares with the table of kernels, and are read
         // before the call returns; operands stay until what was launched before is done with them, by the order of streams.
         let launched =
-            unsafe { result::launch_kernel(kernel, (self.blocks, 1, 1), (THREADS, 1, 1), 0, stream, &mut parameters) };
+            unsafe { result::launch_kernel(kernel, (blocks, 1, 1), (threads, 1, 1), 0, stream, &mut parameters) };
         done(launched, format_args!("kernel `{}`", launch.name));
     }
 

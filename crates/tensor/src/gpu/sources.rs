@@ -19,6 +19,7 @@ sources![
     "elementwise",
     "embedding",
     "exchange",
+    "flash_attention",
     "gather",
     "grouped",
     "grouped_swiglu",
@@ -29,7 +30,6 @@ sources![
     "softmax",
     "stored",
     "variation",
-    "warp_attention",
 ];
 
 /// What they include.
@@ -37,7 +37,7 @@ pub(super) const HEADERS: &[(&str, &str)] = &[
     ("attention.cuh", include_str!("kernels/attention.cuh")),
     ("common.cuh", include_str!("kernels/common.cuh")),
     ("host.h", include_str!("kernels/host.h")),
-    ("octets.cuh", include_str!("kernels/octets.cuh")),
+    ("lines.cuh", include_str!("kernels/lines.cuh")),
     ("rows.cuh", include_str!("kernels/rows.cuh")),
     ("tensor_cores.cuh", include_str!("kernels/tensor_cores.cuh")),
     ("tiles.cuh", include_str!("kernels/tiles.cuh")),

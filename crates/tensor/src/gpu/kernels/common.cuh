@@ -19,6 +19,11 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+// Eight numbers of bf16, two in a word.
+struct alignas(16) Octet {
+    u32 pairs[4];
+};
+
 #ifdef __CUDACC_RTC__
 
 #define DEVICE __device__ inline
@@ -63,6 +68,13 @@ template <class T, u32 N> struct Lanes {
     MEMBER T* of(u32) { return held; }
 };
 
+// What each warp keeps from one phase to the next.
+template <class T> struct OfWarp {
+    T held;
+
+    MEMBER T& mine() { return held; }
+};
+
 // What lanes hold of [16, 16] and [16, 8] in bf16, two in a register, and of [16, 8] in f32.
 typedef Lanes<u32, 4> LeftFactor;
 typedef Lanes<u32, 2> RightFactor;
@@ -84,6 +96,31 @@ DEVICE u32 rounded_pair(float first, float second) {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
     return pair;
+}
+
+// Begins a copy of an octet to shared memory. Copies are closed in groups; each thread awaits its own.
+DEVICE void begin_copy(Octet* to, const Octet* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
+}
+DEVICE void close_copies() { asm volatile("cp.async.commit_group;"); }
+DEVICE void await_copies_before_last() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
+
+// Four squares of eight lines of eight numbers in shared memory: at(lane) is line lane % 8 of square lane / 8, and a lane
+// gets a pair of each, of line lane / 4 and column lane % 4 * 2.
+template <class At> DEVICE void load_squares(Lanes<u32, 4>& to, At at) {
+    u32* x = to.held;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"((u32)__cvta_generic_to_shared(at(threadIdx.x % 32)))
+                 : "memory");
+}
+// The same with lines and columns exchanged.
+template <class At> DEVICE void load_turned_squares(Lanes<u32, 4>& to, At at) {
+    u32* x = to.held;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"((u32)__cvta_generic_to_shared(at(threadIdx.x % 32)))
+                 : "memory");
 }
 
 // To the last bit or two; nothing below the smallest normal number.
@@ -190,9 +227,6 @@ constexpr u32 RUN = 8;
 
 template <u32 N> struct Numbers {
     float of[N];
-};
-struct alignas(16) Octet {
-    u32 pairs[4];
 };
 struct alignas(16) Eight {
     float of[8];

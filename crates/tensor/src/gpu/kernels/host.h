@@ -155,6 +155,41 @@ DEVICE u32 rounded_pair(float first, float second) {
     return half(first) | half(second) << 16;
 }
 
+// What each warp keeps from one phase to the next.
+template <class T> struct OfWarp {
+    T held[8];
+
+    T& mine() { return held[warp()]; }
+};
+
+// Copies are done at once.
+DEVICE void begin_copy(Octet* to, const Octet* from) { *to = *from; }
+DEVICE void close_copies() {}
+DEVICE void await_copies_before_last() {}
+
+// `ldmatrix`: number `place` of eight lines of eight, at(lane) being line lane % 8 of square lane / 8.
+template <class At> DEVICE u32 number_of_square(At at, u32 square, u32 line, u32 place) {
+    return at(8 * square + line)->pairs[place / 2] >> place % 2 * 16 & 0xffff;
+}
+template <class At> DEVICE void load_squares(Lanes<u32, 4>& to, At at) {
+    EACH_LANE(lane) {
+        for (u32 square = 0; square < 4; square++) {
+            u32 line = lane / 4, place = lane % 4 * 2;
+            to.of(lane)[square] =
+                number_of_square(at, square, line, place) | number_of_square(at, square, line, place + 1) << 16;
+        }
+    }
+}
+template <class At> DEVICE void load_turned_squares(Lanes<u32, 4>& to, At at) {
+    EACH_LANE(lane) {
+        for (u32 square = 0; square < 4; square++) {
+            u32 place = lane / 4, line = lane % 4 * 2;
+            to.of(lane)[square] =
+                number_of_square(at, square, line, place) | number_of_square(at, square, line + 1, place) << 16;
+        }
+    }
+}
+
 DEVICE float power_of_2(float x) { return exp2f(x); }
 
 // All `values` of a block as one, in a tree.

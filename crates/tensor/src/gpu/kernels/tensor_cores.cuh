@@ -37,6 +37,15 @@ template <class Pair> DEVICE void load_right(RightFactor& to, Pair pair) {
     }
 }
 
+// The factor of eight columns that lies in two of four squares: the first two, or the others.
+DEVICE RightFactor half_of(Lanes<u32, 4>& squares, u32 half) {
+    RightFactor factor;
+    EACH_LANE(lane) {
+        for (u32 i = 0; i < 2; i++) factor.of(lane)[i] = squares.of(lane)[2 * half + i];
+    }
+    return factor;
+}
+
 // Lets put(row, column, sum) have 16 rows of 8 columns.
 template <class Put> DEVICE void put_sums(Sums& sums, Put put) {
     EACH_LANE(lane) {

@@ -1,0 +1,576 @@
+// Attention in bf16 by blocks whose warps each have a tile of lines of their own, and share the other lines tile by tile:
+// what attention.cu does for heads of any size, with biases and sinks, is done here many times as fast for heads of up to 128
+// numbers, without.
+//
+// Heads are arranged first: turned by position, rounded, filled up with zeros to DIM numbers and whole stages. The backward
+// has two kernels, each of which computes the weights again: in one a warp owns queries (dq), in the other keys (dk, dv). No
+// two warps write to one place, and sums have one order.
+#include "common.cuh"
+#include "tiles.cuh"
+#include "attention.cuh"
+#include "lines.cuh"
+
+constexpr float LOG2_E = 1.44269504f;
+constexpr float LN_2 = 0.693147181f;
+
+// Where heads lie: all in one matrix, or each part in its own.
+DEVICE AttentionCall places_of(AttentionSizes shape, u32 is_fused) {
+    Span<const float> none = {nullptr, 0};
+    Span<const u32> all = {nullptr, 0};
+    return is_fused ? fused_call(shape, BF16, all, none, none) : apart_call(shape, BF16, all, none, none, none, none);
+}
+
+// --- arranging -------------------------------------------------------------------------------------------------------
+
+// lines [rows, heads, length, dim] = the numbers of heads, of which of(token, head, number) has `count` of each of `seq` tokens
+// of a row; zeros elsewhere. A word of two numbers a thread.
+template <class Of>
+DEVICE void arrange(Any lines, u64 rows, u32 heads, u64 seq, u32 count, u64 length, u32 dim, Of of) {
+    BLOCKS(task, rows * length) {
+        u64 t = task % length, row = task / length, token = row * seq + t;
+        THREADS {
+            for (u32 e = thread(); e < heads * dim / 2; e += threads()) {
+                u32 head = e / (dim / 2), c = e % (dim / 2) * 2;
+                float x = t < seq && c < count ? of(token, head, c) : 0.0f;
+                float y = t < seq && c + 1 < count ? of(token, head, c + 1) : 0.0f;
+                ((u32*)lines.data)[(((row * heads + head) * length + t) * dim + c) / 2] = rounded_pair(x, y);
+            }
+        }
+    }
+}
+
+// Part 0 are the queries, 1 the keys, 2 the values: of one matrix, or each of its own.
+KERNEL(arrange_heads,
+       (Any lines, ConstAny from, Span<const float> cos, Span<const float> sin, AttentionSizes shape, u32 part,
+        u32 is_fused, u64 length, u64 dim)) {
+    AttentionCall call = places_of(shape, is_fused);
+    HeadLines of = part == 0 ? call.q : part == 1 ? call.k : call.v;
+    u64 heads = part == 0 ? shape.heads : shape.kv_heads;
+    u32 half = of.rotates ? (u32)shape.rotary_dim / 2 : 0, still = (u32)(of.dim - 2 * half);
+    arrange(lines, shape.rows, (u32)heads, of.seq, (u32)of.dim, length, (u32)dim, [&](u64 token, u32 head, u32 c) {
+        u64 first = token * of.width + of.column + head * of.dim;
+        if (c < still || half == 0) return load(from, first + c);
+        // The number that turns with it, on which side of it, and by which angle.
+        bool is_low = shape.pairs == HALVES ? c - still < half : (c - still) % 2 == 0;
+        u32 apart = shape.pairs == HALVES ? half : 1, other = is_low ? c + apart : c - apart;
+        u64 at = token * half + (shape.pairs == HALVES ? (c - still) % half : (c - still) / 2);
+        float x = load(from, first + c), y = load(from, first + other), turn = sin.data[at];
+        return is_low ? x * cos.data[at] - y * turn : x * cos.data[at] + y * turn;
+    });
+}
+
+// The same of the output's gradient [T, heads * value_dim].
+KERNEL(arrange_slopes, (Any lines, Span<const float> slopes, AttentionSizes shape, u64 length, u64 dim)) {
+    arrange(lines, shape.rows, (u32)shape.heads, shape.seq, (u32)shape.value_dim, length, (u32)dim,
+            [&](u64 token, u32 head, u32 c) { return slopes.data[(token * shape.heads + head) * shape.value_dim + c]; });
+}
+
+// For each query of each head, [rows, heads, length]: the log-sum-exp of scores, to base 2, and the product of the output
+// with its gradient.
+KERNEL(arrange_sums, (Span<float> log_sums, Span<float> inner, ConstAny out, Span<const float> lse,
+                      Span<const float> slopes, AttentionSizes shape, u64 length)) {
+    u64 dim = shape.value_dim, places = shape.rows * shape.heads * length;
+    BLOCKS(group, (places + warps() - 1) / warps()) {
+        WARPS {
+            // Heads of a query lie side by side.
+            u64 n = group * warps() + warp(), head = n % shape.heads, query = n / shape.heads % length;
+            u64 row = n / shape.heads / length, token = (row * shape.seq + query) * shape.heads + head;
+            bool is_there = n < places && query < shape.seq;
+            Lanes<float, 1> sum;
+            EACH_LANE(lane) {
+                float of_lane = 0.0f;
+                for (u64 c = lane; is_there && c < dim; c += 32) {
+                    of_lane = fmaf(load(out, token * dim + c), slopes.data[token * dim + c], of_lane);
+                }
+                sum.of(lane)[0] = of_lane;
+            }
+            sum_over_lanes(sum, 32);
+            EACH_LANE(lane) {
+                u64 place = (row * shape.heads + head) * length + query;
+                if (lane == 0 && n < places) {
+                    log_sums.data[place] = is_there ? lse.data[token] * LOG2_E : 0.0f;
+                    inner.data[place] = sum.of(lane)[0];
+                }
+            }
+        }
+    }
+}
+
+// --- what kernels have in common --------------------------------------------------------------------------------------
+
+// Heads as they were arranged.
+struct ArrangedHeads {
+    const u16* lines;
+    // Lines of a head, and numbers of a line.
+    u64 length, dim;
+
+    MEMBER const u16* of(u64 head) const { return lines + head * length * dim; }
+};
+
+DEVICE ArrangedHeads arranged(ConstAny lines, u64 length, u64 dim) { return {(const u16*)lines.data, length, dim}; }
+
+// Which keys a query of a row sees.
+struct SeenKeys {
+    u32 first, end;
+};
+
+DEVICE SeenKeys seen_keys(Span<const u32> keys, const AttentionSizes& s, u64 row, u64 query) {
+    if (query >= s.seq) return {0, 0};
+    const u32* of = keys.data + 2 * (row * s.seq + query);
+    return {of[0], of[1]};
+}
+
+DEVICE bool sees(SeenKeys keys, u32 key) { return key >= keys.first && key < keys.end; }
+
+// Which tiles have most to do, and so come first: later queries see more keys, earlier keys are seen by more queries.
+enum Longest { LAST_TILES, FIRST_TILES };
+
+// Calls f(first line, head, row) for as many lines of a head as a block's warps have, `lines` each.
+template <class F> DEVICE void each_tile(Longest longest, u64 rows, u64 heads, u64 seq, u32 lines, F f) {
+    u64 groups = (seq + lines * warps() - 1) / (lines * warps());
+    BLOCKS(task, rows * heads * groups) {
+        u64 group = task / (rows * heads), head = task % heads, row = task / heads % rows;
+        if (longest == LAST_TILES) group = groups - 1 - group;
+        f((u32)group * lines * warps(), head, row);
+    }
+}
+
+// A warp's lines of queries of a row, which keys the first and the last of them see.
+struct QueryTile {
+    u32 first, last;
+    SeenKeys low, high;
+
+    MEMBER bool is_empty() const { return first > last; }
+    // Whether any, or all, of 32 keys are seen by any, or all, of its queries.
+    MEMBER bool sees_any(u32 key) const { return !is_empty() && key < high.end && key + RIGHT_LINES > low.first; }
+    MEMBER bool sees_all(u32 key) const { return key >= high.first && key + RIGHT_LINES <= low.end; }
+};
+
+DEVICE QueryTile query_tile(Span<const u32> keys, const AttentionSizes& s, u64 row, u32 first, u32 lines) {
+    if (first >= s.seq) return {1, 0, {0, 0}, {0, 0}};
+    u32 last = (u32)least<u64>(first + lines, s.seq) - 1;
+    return {first, last, seen_keys(keys, s, row, first), seen_keys(keys, s, row, last)};
+}
+
+// --- forward ----------------------------------------------------------------------------------------------------------
+
+// What queries have seen so far, of each line 8 eight + g: the largest product, and the sum of weights relative to it, of
+// a lane's keys alone.
+template <u32 M> struct RunningSoftmax {
+    Lanes<float, 2 * M> top, total;
+};
+
+// Products become weights relative to the largest up to here, and earlier sums shrink with it. `scale` is of base 2.
+template <u32 DIM, u32 M>
+DEVICE void to_running_weights(LineProducts<M>& products, LineSums<DIM, M>& sums, RunningSoftmax<M>& softmax, float scale) {
+    Lanes<float, 2 * M> top, shrink;
+    EACH_LANE(lane) {
+        UNROLLED for (u32 n = 0; n < 2 * M; n++) top.of(lane)[n] = softmax.top.of(lane)[n];
+        each_product(products, lane, [&](u32 eight, u32, float& product) {
+            top.of(lane)[eight] = fmaxf(top.of(lane)[eight], product);
+        });
+    }
+    max_over_lanes(top, 4);
+    Lanes<bool, 1> rises;
+    EACH_LANE(lane) {
+        rises.of(lane)[0] = false;
+        UNROLLED for (u32 n = 0; n < 2 * M; n++) {
+            // Of no key yet both are infinite, and their difference is not a number.
+            float risen = top.of(lane)[n], &before = softmax.top.of(lane)[n];
+            float base = risen == -infinity() ? 0.0f : risen * scale;
+            shrink.of(lane)[n] = power_of_2(before == -infinity() ? before : before * scale - base);
+            rises.of(lane)[0] |= before != risen;
+            before = risen;
+            top.of(lane)[n] = base;
+            softmax.total.of(lane)[n] *= shrink.of(lane)[n];
+        }
+        each_product(products, lane, [&](u32 eight, u32, float& product) {
+            product = power_of_2(fmaf(product, scale, -top.of(lane)[eight]));
+            softmax.total.of(lane)[eight] += product;
+        });
+    }
+    if (!any_of_lanes(rises)) return;
+    EACH_LANE(lane) {
+        each_sum(sums, lane, [&](u32 eight, u32, float& sum) { sum *= shrink.of(lane)[eight]; });
+    }
+}
+
+struct ForwardCall {
+    float *out, *lse;
+    ArrangedHeads q, k, v;
+    Span<const u32> keys;
+    AttentionSizes shape;
+};
+
+// What a warp has that attends for a tile of queries.
+template <u32 DIM, u32 M> struct AttendingWarp {
+    QueryTile tile;
+    LeftLines<DIM, M> queries;
+    LineSums<DIM, M> sums;
+    RunningSoftmax<M> softmax;
+};
+
+template <u32 DIM, u32 M>
+DEVICE void begin_attending(AttendingWarp<DIM, M>& of, const ForwardCall& call, u64 row, u64 of_q, u32 first) {
+    of.tile = query_tile(call.keys, call.shape, row, first, LEFT_LINES * M);
+    of.queries.load(call.q.of(of_q) + (of.tile.is_empty() ? 0 : first) * DIM);
+    of.sums = {};
+    EACH_LANE(lane) {
+        UNROLLED for (u32 n = 0; n < 2 * M; n++) {
+            of.softmax.top.of(lane)[n] = -infinity();
+            of.softmax.total.of(lane)[n] = 0.0f;
+        }
+    }
+}
+
+// To keys from `key` on, line `line` of a stage.
+template <u32 DIM, u32 M>
+DEVICE void attend_to(AttendingWarp<DIM, M>& of, const ForwardCall& call, u64 row, u32 key, const Octet* keys,
+                      const Octet* values, u32 line) {
+    LineProducts<M> products = {};
+    add_products(products, of.queries, keys, line);
+    if (!of.tile.sees_all(key)) {
+        EACH_LANE(lane) {
+            SeenKeys seen[2 * M];
+            UNROLLED for (u32 n = 0; n < 2 * M; n++) {
+                seen[n] = seen_keys(call.keys, call.shape, row, of.tile.first + 8 * n + lane / 4);
+            }
+            each_product(products, lane, [&](u32 eight, u32 column, float& product) {
+                if (!sees(seen[eight], key + column)) product = -infinity();
+            });
+        }
+    }
+    to_running_weights(products, of.sums, of.softmax, call.shape.scale * LOG2_E);
+    add_weighted(of.sums, products, values, line);
+}
+
+template <u32 DIM, u32 M>
+DEVICE void finish_attending(AttendingWarp<DIM, M>& of, const ForwardCall& call, u64 row, u64 head) {
+    const AttentionSizes& s = call.shape;
+    sum_over_lanes(of.softmax.total, 4);
+    auto token = [&](u32 line) { return (row * s.seq + line) * s.heads + head; };
+    EACH_LANE(lane) {
+        UNROLLED for (u32 n = 0; n < 2 * M; n++) {
+            u32 line = of.tile.first + 8 * n + lane / 4;
+            float &total = of.softmax.total.of(lane)[n], top = of.softmax.top.of(lane)[n];
+            if (lane % 4 == 0 && line <= of.tile.last) {
+                call.lse[token(line)] = total > 0.0f ? top * s.scale + logf(total) : -infinity();
+            }
+            // A query that sees no key gets nothing.
+            total = total > 0.0f ? 1.0f / total : 0.0f;
+        }
+        each_sum(of.sums, lane, [&](u32 eight, u32 c, float& sum) {
+            u32 line = of.tile.first + 8 * eight + lane / 4;
+            if (line > of.tile.last || c >= s.value_dim) return;
+            call.out[token(line) * s.value_dim + c] = sum * of.softmax.total.of(lane)[eight];
+        });
+    }
+}
+
+// Bounds never fall: the keys that any query of a block sees, from whole stages on.
+DEVICE Range keys_of_block(Span<const u32> keys, const AttentionSizes& s, u64 row, u32 first, u32 lines, u32 stage) {
+    QueryTile tile = query_tile(keys, s, row, first, lines);
+    return {tile.low.first / stage * stage, tile.high.end};
+}
+
+template <u32 DIM, u32 M, u32 STAGE> DEVICE void attend_all(const ForwardCall& call) {
+    SHARED(Octet, room_k, 2 * STAGE * DIM / 8);
+    SHARED(Octet, room_v, 2 * STAGE * DIM / 8);
+    const AttentionSizes& s = call.shape;
+    each_tile(LAST_TILES, s.rows, s.heads, s.seq, LEFT_LINES * M, [&](u32 first, u64 head, u64 row) {
+        u64 of_q = row * s.heads + head, of_k = row * s.kv_heads + head / (s.heads / s.kv_heads);
+        OfWarp<AttendingWarp<DIM, M>> of;
+        WARPS { begin_attending(of.mine(), call, row, of_q, first + warp() * LEFT_LINES * M); }
+        Range seen = keys_of_block(call.keys, s, row, first, LEFT_LINES * M * warps(), STAGE);
+        each_stage<DIM, STAGE>(
+            room_k, room_v, call.k.of(of_k), call.v.of(of_k), (u32)seen.start, (u32)seen.end,
+            [&](u32 key, const Octet* keys, const Octet* values) {
+                WARPS {
+                    UNROLLED for (u32 line = 0; line < STAGE; line += RIGHT_LINES) {
+                        if (!of.mine().tile.sees_any(key + line)) continue;
+                        attend_to(of.mine(), call, row, key + line, keys, values, line);
+                    }
+                }
+            });
+        WARPS {
+            if (!of.mine().tile.is_empty()) finish_attending(of.mine(), call, row, head);
+        }
+    });
+}
+
+// out [T, heads * value_dim] and lse [T, heads] of arranged heads of DIM numbers, by M times 16 queries a warp.
+#define FORWARD(name, DIM, M, STAGE)                                                                           \
+    KERNEL(name, (Span<float> out, Span<float> lse, ConstAny q, ConstAny k, ConstAny v, Span<const u32> keys,  \
+                  AttentionSizes shape, u64 queries, u64 key_lines)) {                                         \
+        attend_all<DIM, M, STAGE>({out.data, lse.data, arranged(q, queries, DIM), arranged(k, key_lines, DIM), \
+                                   arranged(v, key_lines, DIM), keys, shape});                                 \
+    }
+
+FORWARD(flash_attention_32, 32, 2, 64)
+FORWARD(flash_attention_64, 64, 2, 64)
+FORWARD(flash_attention_128, 128, 1, 32)
+
+// --- backward ---------------------------------------------------------------------------------------------------------
+
+struct BackwardCall {
+    ArrangedHeads q, k, v, slopes;
+    // [rows, heads, length] of `q`
+    const float *log_sums, *inner;
+    Span<const u32> keys;
+    AttentionSizes shape;
+};
+
+// A product becomes a weight, and the slope along the weight the slope along the score.
+DEVICE void to_slope(float& product, float& slope, float log_sum, float inner, float scale) {
+    product = power_of_2(fmaf(product, scale, -log_sum));
+    slope = product * (slope - inner);
+}
+
+// What a warp has that owns a tile of queries.
+template <u32 DIM, u32 M> struct OwnedQueries {
+    QueryTile tile;
+    LeftLines<DIM, M> queries, slopes;
+    Lanes<float, 2 * M> log_sums, inner;
+    LineSums<DIM, M> sums;
+};
+
+template <u32 DIM, u32 M>
+DEVICE void begin_queries(OwnedQueries<DIM, M>& of, const BackwardCall& call, u64 row, u64 of_q, u32 first) {
+    of.tile = query_tile(call.keys, call.shape, row, first, LEFT_LINES * M);
+    u64 from = of.tile.is_empty() ? 0 : first;
+    of.queries.load(call.q.of(of_q) + from * DIM);
+    of.slopes.load(call.slopes.of(of_q) + from * DIM);
+    of.sums = {};
+    EACH_LANE(lane) {
+        UNROLLED for (u32 n = 0; n < 2 * M; n++) {
+            u64 place = of_q * call.q.length + from + 8 * n + lane / 4;
+            of.log_sums.of(lane)[n] = call.log_sums[place];
+            of.inner.of(lane)[n] = call.inner[place];
+        }
+    }
+}
+
+// By keys from `key` on, line `line` of a stage.
+template <u32 DIM, u32 M>
+DEVICE void add_to_queries(OwnedQueries<DIM, M>& of, const BackwardCall& call, u64 row, u32 key, const Octet* keys,
+                           const Octet* values, u32 line) {
+    LineProducts<M> products = {}, along = {};
+    add_products(products, of.queries, keys, line);
+    add_products(along, of.slopes, values, line);
+    EACH_LANE(lane) {
+        UNROLLED for (u32 n = 0; n < M * 16; n++) {
+            u32 m = n / 16, t = n / 4 % 4, i = n % 4, eight = 2 * m + i / 2;
+            to_slope(products.squares[m][t].of(lane)[i], along.squares[m][t].of(lane)[i], of.log_sums.of(lane)[eight],
+                     of.inner.of(lane)[eight], call.shape.scale * LOG2_E);
+        }
+    }
+    if (!of.tile.sees_all(key)) {
+        EACH_LANE(lane) {
+            SeenKeys seen[2 * M];
+            UNROLLED for (u32 n = 0; n < 2 * M; n++) {
+                seen[n] = seen_keys(call.keys, call.shape, row, of.tile.first + 8 * n + lane / 4);
+            }
+            each_product(along, lane, [&](u32 eight, u32 column, float& slope) {
+                if (!sees(seen[eight], key + column)) slope = 0.0f;
+            });
+        }
+    }
+    add_weighted(of.sums, along, keys, line);
+}
+
+// dq, not yet turned back.
+template <u32 DIM, u32 M, u32 STAGE> DEVICE void query_slopes(const BackwardCall& call, float* dq, HeadLines to) {
+    SHARED(Octet, room_k, 2 * STAGE * DIM / 8);
+    SHARED(Octet, room_v, 2 * STAGE * DIM / 8);
+    const AttentionSizes& s = call.shape;
+    each_tile(LAST_TILES, s.rows, s.heads, s.seq, LEFT_LINES * M, [&](u32 first, u64 head, u64 row) {
+        u64 of_q = row * s.heads + head, of_k = row * s.kv_heads + head / (s.heads / s.kv_heads);
+        OfWarp<OwnedQueries<DIM, M>> of;
+        WARPS { begin_queries(of.mine(), call, row, of_q, first + warp() * LEFT_LINES * M); }
+        Range seen = keys_of_block(call.keys, s, row, first, LEFT_LINES * M * warps(), STAGE);
+        each_stage<DIM, STAGE>(
+            room_k, room_v, call.k.of(of_k), call.v.of(of_k), (u32)seen.start, (u32)seen.end,
+            [&](u32 key, const Octet* keys, const Octet* values) {
+                WARPS {
+                    UNROLLED for (u32 line = 0; line < STAGE; line += RIGHT_LINES) {
+                        if (!of.mine().tile.sees_any(key + line)) continue;
+                        add_to_queries(of.mine(), call, row, key + line, keys, values, line);
+                    }
+                }
+            });
+        WARPS {
+            EACH_LANE(lane) {
+                each_sum(of.mine().sums, lane, [&](u32 eight, u32 c, float& sum) {
+                    u32 line = of.mine().tile.first + 8 * eight + lane / 4;
+                    if (line <= of.mine().tile.last && c < to.dim) dq[head_place(to, row, head, line) + c] = sum * s.scale;
+                });
+            }
+        }
+    });
+}
+
+// The first query of a row of which bound 0, its first key, or 1, the key behind its last, is larger than `key`: bounds
+// never fall.
+DEVICE u32 first_beyond(Span<const u32> keys, const AttentionSizes& s, u64 row, u32 bound, u64 key) {
+    u32 low = 0, high = (u32)s.seq;
+    while (low < high) {
+        u32 middle = (low + high) / 2;
+        if (keys.data[2 * (row * s.seq + middle) + bound] > key) high = middle;
+        else low = middle + 1;
+    }
+    return low;
+}
+
+// What a warp has that owns a tile of keys.
+template <u32 DIM, u32 M> struct OwnedKeys {
+    // The last is behind the first where there are none.
+    u32 first, last;
+    LeftLines<DIM, M> keys, values;
+    LineSums<DIM, M> of_keys, of_values;
+};
+
+template <u32 DIM, u32 M>
+DEVICE void begin_keys(OwnedKeys<DIM, M>& of, const BackwardCall& call, u64 of_k, u32 first) {
+    bool is_empty = first >= call.shape.key_seq;
+    of.first = is_empty ? 1 : first;
+    of.last = is_empty ? 0 : (u32)least<u64>(first + LEFT_LINES * M, call.shape.key_seq) - 1;
+    of.keys.load(call.k.of(of_k) + (is_empty ? 0 : first) * DIM);
+    of.values.load(call.v.of(of_k) + (is_empty ? 0 : first) * DIM);
+    of.of_keys = {};
+    of.of_values = {};
+}
+
+// By queries from `query` on, line `line` of a stage.
+template <u32 DIM, u32 M>
+DEVICE void add_to_keys(OwnedKeys<DIM, M>& of, const BackwardCall& call, u64 row, u64 of_q, u32 query,
+                        const Octet* queries, const Octet* slopes, u32 line) {
+    const AttentionSizes& s = call.shape;
+    if (of.first > of.last) return;
+    SeenKeys low = seen_keys(call.keys, s, row, query), high = seen_keys(call.keys, s, row, query + RIGHT_LINES - 1);
+    bool is_whole = query + RIGHT_LINES <= s.seq;
+    // Later queries' bounds are not lower.
+    if (query >= s.seq || (is_whole && high.end <= of.first) || low.first > of.last) return;
+    LineProducts<M> products = {}, along = {};
+    add_products(products, of.keys, queries, line);
+    add_products(along, of.values, slopes, line);
+    EACH_LANE(lane) {
+        const float *log_sums = call.log_sums + of_q * call.q.length + query, *inner = call.inner + of_q * call.q.length + query;
+        UNROLLED for (u32 t = 0; t < 4; t++) {
+            UNROLLED for (u32 odd = 0; odd < 2; odd++) {
+                u32 column = 8 * t + lane % 4 * 2 + odd;
+                float log_sum = log_sums[column], of_output = inner[column];
+                UNROLLED for (u32 eight = 0; eight < 2 * M; eight++) {
+                    u32 m = eight / 2, i = eight % 2 * 2 + odd;
+                    to_slope(products.squares[m][t].of(lane)[i], along.squares[m][t].of(lane)[i], log_sum, of_output,
+                             s.scale * LOG2_E);
+                }
+            }
+        }
+    }
+    if (!is_whole || of.first < high.first || of.first + LEFT_LINES * M > low.end) {
+        EACH_LANE(lane) {
+            UNROLLED for (u32 t = 0; t < 4; t++) {
+                UNROLLED for (u32 odd = 0; odd < 2; odd++) {
+                    SeenKeys seen = seen_keys(call.keys, s, row, query + 8 * t + lane % 4 * 2 + odd);
+                    UNROLLED for (u32 eight = 0; eight < 2 * M; eight++) {
+                        u32 m = eight / 2, i = eight % 2 * 2 + odd;
+                        if (sees(seen, of.first + 8 * eight + lane / 4)) continue;
+                        products.squares[m][t].of(lane)[i] = along.squares[m][t].of(lane)[i] = 0.0f;
+                    }
+                }
+            }
+        }
+    }
+    add_weighted(of.of_values, products, slopes, line);
+    add_weighted(of.of_keys, along, queries, line);
+}
+
+// dk and dv, by all queries of all heads that share keys; dk not yet turned back.
+template <u32 DIM, u32 M, u32 STAGE>
+DEVICE void key_slopes(const BackwardCall& call, float* dk, HeadLines to_k, float* dv, HeadLines to_v) {
+    SHARED(Octet, room_q, 2 * STAGE * DIM / 8);
+    SHARED(Octet, room_g, 2 * STAGE * DIM / 8);
+    const AttentionSizes& s = call.shape;
+    u64 group = s.heads / s.kv_heads;
+    each_tile(FIRST_TILES, s.rows, s.kv_heads, s.key_seq, LEFT_LINES * M, [&](u32 first, u64 kv, u64 row) {
+        u32 end = (u32)least<u64>(first + LEFT_LINES * M * warps(), s.key_seq);
+        u32 begin = first_beyond(call.keys, s, row, 1, first) / STAGE * STAGE;
+        u32 behind = first_beyond(call.keys, s, row, 0, end - 1);
+        OfWarp<OwnedKeys<DIM, M>> of;
+        WARPS { begin_keys(of.mine(), call, row * s.kv_heads + kv, first + warp() * LEFT_LINES * M); }
+        ROLLED for (u64 head = kv * group; head < (kv + 1) * group; head++) {
+            u64 of_q = row * s.heads + head;
+            each_stage<DIM, STAGE>(
+                room_q, room_g, call.q.of(of_q), call.slopes.of(of_q), begin, behind,
+                [&](u32 query, const Octet* queries, const Octet* slopes) {
+                    WARPS {
+                        UNROLLED for (u32 line = 0; line < STAGE; line += RIGHT_LINES) {
+                            add_to_keys(of.mine(), call, row, of_q, query + line, queries, slopes, line);
+                        }
+                    }
+                });
+        }
+        WARPS {
+            EACH_LANE(lane) {
+                each_sum(of.mine().of_keys, lane, [&](u32 eight, u32 c, float& sum) {
+                    u32 line = of.mine().first + 8 * eight + lane / 4;
+                    if (line <= of.mine().last && c < to_k.dim) dk[head_place(to_k, row, kv, line) + c] = sum * s.scale;
+                });
+                each_sum(of.mine().of_values, lane, [&](u32 eight, u32 c, float& sum) {
+                    u32 line = of.mine().first + 8 * eight + lane / 4;
+                    if (line <= of.mine().last && c < to_v.dim) dv[head_place(to_v, row, kv, line) + c] = sum;
+                });
+            }
+        }
+    });
+}
+
+#define BACKWARD_OF_QUERIES(name, DIM, M, STAGE)                                                               \
+    KERNEL(name, (Span<float> dq, ConstAny q, ConstAny k, ConstAny v, ConstAny slopes,                         \
+                  Span<const float> log_sums, Span<const float> inner, Span<const u32> keys,                   \
+                  AttentionSizes shape, u32 is_fused, u64 queries, u64 key_lines)) {                           \
+        BackwardCall call = {arranged(q, queries, DIM), arranged(k, key_lines, DIM),                           \
+                             arranged(v, key_lines, DIM), arranged(slopes, queries, DIM),                      \
+                             log_sums.data, inner.data, keys, shape};                                          \
+        query_slopes<DIM, M, STAGE>(call, dq.data, places_of(shape, is_fused).q);                              \
+    }
+
+BACKWARD_OF_QUERIES(flash_attention_back_queries_32, 32, 2, 64)
+BACKWARD_OF_QUERIES(flash_attention_back_queries_64, 64, 2, 64)
+BACKWARD_OF_QUERIES(flash_attention_back_queries_128, 128, 1, 32)
+
+#define BACKWARD_OF_KEYS(name, DIM, M, STAGE)                                                                  \
+    KERNEL(name, (Span<float> dk, Span<float> dv, ConstAny q, ConstAny k, ConstAny v, ConstAny slopes,         \
+                  Span<const float> log_sums, Span<const float> inner, Span<const u32> keys,                   \
+                  AttentionSizes shape, u32 is_fused, u64 queries, u64 key_lines)) {                           \
+        BackwardCall call = {arranged(q, queries, DIM), arranged(k, key_lines, DIM),                           \
+                             arranged(v, key_lines, DIM), arranged(slopes, queries, DIM),                      \
+                             log_sums.data, inner.data, keys, shape};                                          \
+        AttentionCall to = places_of(shape, is_fused);                                                         \
+        key_slopes<DIM, M, STAGE>(call, dk.data, to.k, dv.data, to.v);                                         \
+    }
+
+BACKWARD_OF_KEYS(flash_attention_back_keys_32, 32, 1, 64)
+BACKWARD_OF_KEYS(flash_attention_back_keys_64, 64, 1, 64)
+BACKWARD_OF_KEYS(flash_attention_back_keys_128, 128, 1, 32)
+
+// Turns the gradients of queries, part 0, or keys, part 1, back: a thread a pair.
+KERNEL(turn_heads_back, (Span<float> to, Span<const float> cos, Span<const float> sin, AttentionSizes shape, u32 part,
+                         u32 is_fused)) {
+    AttentionCall call = places_of(shape, is_fused);
+    HeadLines lines = part == 0 ? call.q : call.k;
+    u32 heads = part == 0 ? (u32)shape.heads : (u32)shape.kv_heads, half = (u32)shape.rotary_dim / 2;
+    BLOCKS(token, shape.rows * lines.seq) {
+        THREADS {
+            for (u32 i = thread(); i < heads * half; i += threads()) {
+                u32 angle = i % half;
+                Turning of = turning(shape, shape.pairs == HALVES ? angle : 2 * angle);
+                float* line = to.data + token * lines.width + lines.column + i / half * lines.dim + lines.dim - 2 * half;
+                float x = line[of.low], y = line[of.high], c = cos.data[token * half + angle];
+                float turn = -sin.data[token * half + angle];
+                line[of.low] = x * c - y * turn;
+                line[of.high] = y * c + x * turn;
+            }
+        }
+    }
+}
