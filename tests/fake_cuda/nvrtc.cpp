@@ -50,7 +50,7 @@ bool ends(const std::string& text, const std::string& end) {
 struct Options {
     std::string include;
     int architecture = 0;
-    bool is_real = false, has_standard = false, is_unfused = false;
+    bool is_real = false, has_standard = false, is_unfused = false, is_all_device = false;
 };
 
 bool take(const std::string& option, const std::string& name, std::string& value) {
@@ -77,6 +77,10 @@ std::string parse(const std::string& option, Options& options) {
     if (take(option, "--std=", value)) {
         options.has_standard = value == "c++17";
         return options.has_standard ? "" : "invalid value";
+    }
+    if (option == "--device-as-default-execution-space") {
+        options.is_all_device = true;
+        return "";
     }
     if (take(option, "--fmad=", value)) {
         options.is_unfused = value == "false";
@@ -153,7 +157,8 @@ EXPORT Result nvrtcCompileProgram(Program* program, int count, const char** give
         return INVALID_OPTION;
     }
     // NVRTC's defaults are others, with which kernels are not those that are tested.
-    if (!options.is_unfused || !options.has_standard || !options.architecture) fake::misuse("kernels by NVRTC's defaults");
+    bool says_all = options.is_unfused && options.has_standard && options.is_all_device && options.architecture;
+    if (!says_all) fake::misuse("kernels by NVRTC's defaults");
     std::string library = find_kept(*program, options.include);
     if (library.empty()) library = make(*program, options.include);
     if (library.empty()) return COMPILATION;

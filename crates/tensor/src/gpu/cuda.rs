@@ -22,6 +22,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, result};
 use cudarc::nvrtc::Ptx;
 use cudarc::nvrtc::result::NvrtcError;
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 
 use blas::{BlasHandle, LANES};
 use groups::ProductGroups;
@@ -238,11 +239,13 @@ fn modules(
     let architecture = format!("sm_{major}{minor}");
     let place = |folder: &Path, source: &KernelSource| folder.join(source.module).with_extension("cubin");
     let folder = kept((&architecture, compiler), sources, |folder| {
-        sources.iter().try_for_each(|source| {
+        let make = |source: &KernelSource| {
             let path = place(folder, source);
             let kernels = compile(folder, source, &architecture, KernelImage::Cubin)?;
             fs::write(&path, kernels).map_err(|source| EngineError::Folder { path, source })
-        })
+        };
+        // Half a minute one after the other.
+        sources.par_iter().try_for_each(make)
     })?;
     let load = |source: &KernelSource| {
         let path: PathBuf = place(&folder, source);

@@ -9,6 +9,7 @@
 #include "tiles.cuh"
 #include "attention.cuh"
 #include "lines.cuh"
+#include "rows.cuh"
 
 constexpr float LOG2_E = 1.44269504f;
 constexpr float LN_2 = 0.693147181f;
@@ -22,47 +23,55 @@ DEVICE AttentionCall places_of(AttentionSizes shape, u32 is_fused) {
 
 // --- arranging -------------------------------------------------------------------------------------------------------
 
-// lines [rows, heads, length, dim] = the numbers of heads, of which of(token, head, number) has `count` of each of `seq` tokens
-// of a row; zeros elsewhere. A word of two numbers a thread.
+// lines [rows, heads, length, dim] = the numbers of heads, of which of(token, head, number, run) has `count` of each of `seq`
+// tokens of a row; zeros elsewhere. By eights if `are_eights`.
 template <class Of>
-DEVICE void arrange(Any lines, u64 rows, u32 heads, u64 seq, u32 count, u64 length, u32 dim, Of of) {
-    BLOCKS(task, rows * length) {
-        u64 t = task % length, row = task / length, token = row * seq + t;
-        THREADS {
-            for (u32 e = thread(); e < heads * dim / 2; e += threads()) {
-                u32 head = e / (dim / 2), c = e % (dim / 2) * 2;
-                float x = t < seq && c < count ? of(token, head, c) : 0.0f;
-                float y = t < seq && c + 1 < count ? of(token, head, c + 1) : 0.0f;
-                ((u32*)lines.data)[(((row * heads + head) * length + t) * dim + c) / 2] = rounded_pair(x, y);
-            }
+DEVICE void arrange(Any lines, u64 rows, u64 heads, u64 seq, u64 count, u64 length, u64 dim, bool are_eights, Of of) {
+    each_run(rows * length * heads * dim, are_eights ? RUN : 1, [=](u64 i, auto run) {
+        constexpr u32 N = decltype(run)::COUNT;
+        Cell number = cell_of(i, dim), head = cell_of(number.row, heads), line = cell_of(head.row, length);
+        Numbers<N> from = {};
+        if (line.column < seq && number.column < count) {
+            from = of(line.row * seq + line.column, head.column, number.column, run);
         }
-    }
+        store_run(lines, ((line.row * heads + head.column) * length + line.column) * dim + number.column, from);
+    });
 }
 
 // Part 0 are the queries, 1 the keys, 2 the values: of one matrix, or each of its own.
-KERNEL(arrange_heads,
-       (Any lines, ConstAny from, Span<const float> cos, Span<const float> sin, AttentionSizes shape, u32 part,
-        u32 is_fused, u64 length, u64 dim)) {
+KERNEL(arrange_heads, (Any lines, ConstAny from, Span<const float> cos, Span<const float> sin, AttentionSizes shape, u32 part,
+                       u32 is_fused, u64 length, u64 dim)) {
     AttentionCall call = places_of(shape, is_fused);
     HeadLines of = part == 0 ? call.q : part == 1 ? call.k : call.v;
+    u64 half = of.rotates ? shape.rotary_dim / 2 : 0, still = of.dim - 2 * half;
+    bool are_halves = shape.pairs == HALVES, are_eights = (of.width | of.column | of.dim | still | half) % RUN == 0;
     u64 heads = part == 0 ? shape.heads : shape.kv_heads;
-    u32 half = of.rotates ? (u32)shape.rotary_dim / 2 : 0, still = (u32)(of.dim - 2 * half);
-    arrange(lines, shape.rows, (u32)heads, of.seq, (u32)of.dim, length, (u32)dim, [&](u64 token, u32 head, u32 c) {
-        u64 first = token * of.width + of.column + head * of.dim;
-        if (c < still || half == 0) return load(from, first + c);
-        // The number that turns with it, on which side of it, and by which angle.
-        bool is_low = shape.pairs == HALVES ? c - still < half : (c - still) % 2 == 0;
-        u32 apart = shape.pairs == HALVES ? half : 1, other = is_low ? c + apart : c - apart;
-        u64 at = token * half + (shape.pairs == HALVES ? (c - still) % half : (c - still) / 2);
-        float x = load(from, first + c), y = load(from, first + other), turn = sin.data[at];
-        return is_low ? x * cos.data[at] - y * turn : x * cos.data[at] + y * turn;
-    });
+    arrange(lines, shape.rows, heads, of.seq, of.dim, length, dim, are_eights && (are_halves || half == 0),
+            [=](u64 token, u64 head, u64 c, auto run) {
+                constexpr u32 N = decltype(run)::COUNT;
+                u64 first = token * of.width + of.column + head * of.dim;
+                Numbers<N> x = load_run<N>(from, first + c);
+                if (c < still || half == 0) return x;
+                // The numbers that turn with these, on which side of them, and by which angles.
+                bool is_low = are_halves ? c - still < half : (c - still) % 2 == 0;
+                u64 apart = are_halves ? half : 1, angle = are_halves ? (c - still) % half : (c - still) / 2;
+                Numbers<N> y = load_run<N>(from, first + (is_low ? c + apart : c - apart));
+                Numbers<N> of_cos = load_run<N>(cos, token * half + angle), of_sin = load_run<N>(sin, token * half + angle);
+                UNROLLED for (u32 n = 0; n < N; n++) {
+                    float turned = y.of[n] * of_sin.of[n], kept = x.of[n] * of_cos.of[n];
+                    x.of[n] = is_low ? kept - turned : kept + turned;
+                }
+                return x;
+            });
 }
 
 // The same of the output's gradient [T, heads * value_dim].
 KERNEL(arrange_slopes, (Any lines, Span<const float> slopes, AttentionSizes shape, u64 length, u64 dim)) {
-    arrange(lines, shape.rows, (u32)shape.heads, shape.seq, (u32)shape.value_dim, length, (u32)dim,
-            [&](u64 token, u32 head, u32 c) { return slopes.data[(token * shape.heads + head) * shape.value_dim + c]; });
+    u64 heads = shape.heads, count = shape.value_dim;
+    arrange(lines, shape.rows, heads, shape.seq, count, length, dim, count % RUN == 0,
+            [=](u64 token, u64 head, u64 c, auto run) {
+                return load_run<decltype(run)::COUNT>(slopes, (token * heads + head) * count + c);
+            });
 }
 
 // For each query of each head, [rows, heads, length]: the log-sum-exp of scores, to base 2, and the product of the output
@@ -78,11 +87,8 @@ KERNEL(arrange_sums, (Span<float> log_sums, Span<float> inner, ConstAny out, Spa
             bool is_there = n < places && query < shape.seq;
             Lanes<float, 1> sum;
             EACH_LANE(lane) {
-                float of_lane = 0.0f;
-                for (u64 c = lane; is_there && c < dim; c += 32) {
-                    of_lane = fmaf(load(out, token * dim + c), slopes.data[token * dim + c], of_lane);
-                }
-                sum.of(lane)[0] = of_lane;
+                sum.of(lane)[0] = 0.0f;
+                if (is_there) add_products_of_lane(sum.of(lane)[0], lane, dim, out, token * dim, slopes, token * dim);
             }
             sum_over_lanes(sum, 32);
             EACH_LANE(lane) {
@@ -554,23 +560,29 @@ BACKWARD_OF_KEYS(flash_attention_back_keys_32, 32, 1, 64)
 BACKWARD_OF_KEYS(flash_attention_back_keys_64, 64, 1, 64)
 BACKWARD_OF_KEYS(flash_attention_back_keys_128, 128, 1, 32)
 
-// Turns the gradients of queries, part 0, or keys, part 1, back: a thread a pair.
+// Turns the gradients of queries, part 0, or keys, part 1, back: a thread takes numbers and those that turn with them.
 KERNEL(turn_heads_back, (Span<float> to, Span<const float> cos, Span<const float> sin, AttentionSizes shape, u32 part,
                          u32 is_fused)) {
     AttentionCall call = places_of(shape, is_fused);
     HeadLines lines = part == 0 ? call.q : call.k;
-    u32 heads = part == 0 ? (u32)shape.heads : (u32)shape.kv_heads, half = (u32)shape.rotary_dim / 2;
-    BLOCKS(token, shape.rows * lines.seq) {
-        THREADS {
-            for (u32 i = thread(); i < heads * half; i += threads()) {
-                u32 angle = i % half;
-                Turning of = turning(shape, shape.pairs == HALVES ? angle : 2 * angle);
-                float* line = to.data + token * lines.width + lines.column + i / half * lines.dim + lines.dim - 2 * half;
-                float x = line[of.low], y = line[of.high], c = cos.data[token * half + angle];
-                float turn = -sin.data[token * half + angle];
-                line[of.low] = x * c - y * turn;
-                line[of.high] = y * c + x * turn;
-            }
+    u64 heads = part == 0 ? shape.heads : shape.kv_heads, half = shape.rotary_dim / 2, still = lines.dim - 2 * half;
+    bool are_halves = shape.pairs == HALVES;
+    bool are_eights = are_halves && (lines.width | lines.column | lines.dim | half) % RUN == 0;
+    Any all = {to.data, to.len, F32};
+    each_run(shape.rows * lines.seq * heads * half, are_eights ? RUN : 1, [=](u64 i, auto run) {
+        constexpr u32 N = decltype(run)::COUNT;
+        Cell pair = cell_of(i, half), head = cell_of(pair.row, heads);
+        u64 line = head.row * lines.width + lines.column + head.column * lines.dim + still;
+        u64 low = line + (are_halves ? pair.column : 2 * pair.column), high = low + (are_halves ? half : 1);
+        Numbers<N> x = load_run<N>(all, low), y = load_run<N>(all, high);
+        Numbers<N> of_cos = load_run<N>(cos, head.row * half + pair.column);
+        Numbers<N> of_sin = load_run<N>(sin, head.row * half + pair.column);
+        UNROLLED for (u32 n = 0; n < N; n++) {
+            float a = x.of[n], b = y.of[n], c = of_cos.of[n], turn = -of_sin.of[n];
+            x.of[n] = a * c - b * turn;
+            y.of[n] = b * c + a * turn;
         }
-    }
+        store_run(all, low, x);
+        store_run(all, high, y);
+    });
 }

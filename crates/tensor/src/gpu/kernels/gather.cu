@@ -51,20 +51,6 @@ KERNEL(weighted_sum, (Any out, ConstAny x, Span<const float> w, Span<const u32> 
     });
 }
 
-// sum += a lane's part of the product of two rows, from `a` and `b` on.
-DEVICE void add_products_of_lane(float& sum, u32 lane, u64 width, ConstAny x, u64 a, Span<const float> g, u64 b) {
-    auto add = [&](u64 i, auto run) {
-        constexpr u32 N = decltype(run)::COUNT;
-        Numbers<N> of_x = load_run<N>(x, a + i), of_g = load_run<N>(g, b + i);
-        UNROLLED for (u32 n = 0; n < N; n++) sum = fmaf(of_x.of[n], of_g.of[n], sum);
-    };
-    if (width % RUN == 0) {
-        for (u64 i = lane * RUN; i < width; i += 32 * RUN) add(i, RunOf<RUN>());
-    } else {
-        for (u64 i = lane; i < width; i += 32) add(i, RunOf<1>());
-    }
-}
-
 // dw[t, j] = <x[places[t, j]], g[t]>, 0 where there is no place
 KERNEL(weighted_sum_back_weights,
        (Span<float> dw, ConstAny x, Span<const float> g, Span<const u32> places, Width width)) {

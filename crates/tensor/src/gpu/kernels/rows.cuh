@@ -23,6 +23,20 @@ template <class T, class Term> DEVICE T block_total(T* partial, u64 n, Term term
     return block_sum(partial);
 }
 
+// sum += a lane's part of the product of two rows, from `a` and `b` on.
+DEVICE void add_products_of_lane(float& sum, u32 lane, u64 width, ConstAny x, u64 a, Span<const float> g, u64 b) {
+    auto add = [&](u64 i, auto run) {
+        constexpr u32 N = decltype(run)::COUNT;
+        Numbers<N> of_x = load_run<N>(x, a + i), of_g = load_run<N>(g, b + i);
+        UNROLLED for (u32 n = 0; n < N; n++) sum = fmaf(of_x.of[n], of_g.of[n], sum);
+    };
+    if (width % RUN == 0) {
+        for (u64 i = lane * RUN; i < width; i += 32 * RUN) add(i, RunOf<RUN>());
+    } else {
+        for (u64 i = lane; i < width; i += 32) add(i, RunOf<1>());
+    }
+}
+
 // sums[b] = the sum of `term(i)` in f64 over the `length` terms of each of n terms' stretches, a block each
 template <class Term> DEVICE void sum_stretches(Span<u32> sums, u64 length, u64 n, Term term) {
     SHARED(double, partial, MAX_THREADS);
