@@ -13,6 +13,9 @@ use crate::device::{Device, Engine};
 use crate::dtype::Dtype;
 use crate::gpu::{DeviceMatrix, DeviceProduct, DeviceStream};
 
+/// Rows of a product on average, of which the one call is slower than a call for each product: its products are those of an older
+/// instruction (BENCHMARKS.md).
+const MANY_ROWS: usize = 384;
 /// To what addresses of factors and results that are not f32 have to be aligned.
 const ALIGN_BYTES: u64 = 16;
 
@@ -29,6 +32,10 @@ impl Cuda {
     /// Begins all of them, if there is a call for them.
     pub(super) fn multiply_together(&self, device: &Device, products: &[DeviceProduct]) -> bool {
         let products: Vec<&DeviceProduct> = products.iter().filter(|product| has_elements(product)).collect();
+        let rows: usize = products.iter().map(|product| product.dims()[0]).sum();
+        if rows >= MANY_ROWS * products.len() {
+            return false;
+        }
         let mut groups = lock(&self.groups);
         let Some(types) = common_types(&products).filter(|types| !groups.refused.contains(types)) else { return false };
         if !*groups.is_there.get_or_insert_with(has_call) {

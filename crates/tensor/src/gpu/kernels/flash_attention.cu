@@ -141,15 +141,18 @@ template <class F> DEVICE void each_tile(Longest longest, u64 rows, u64 heads, u
     }
 }
 
+// Keys that a warp multiplies its queries with at once.
+constexpr u32 KEYS_AT_ONCE = 32;
+
 // A warp's lines of queries of a row, which keys the first and the last of them see.
 struct QueryTile {
     u32 first, last;
     SeenKeys low, high;
 
     MEMBER bool is_empty() const { return first > last; }
-    // Whether any, or all, of 32 keys are seen by any, or all, of its queries.
-    MEMBER bool sees_any(u32 key) const { return !is_empty() && key < high.end && key + RIGHT_LINES > low.first; }
-    MEMBER bool sees_all(u32 key) const { return key >= high.first && key + RIGHT_LINES <= low.end; }
+    // Whether any, or all, of keys that are multiplied at once are seen by any, or all, of its queries.
+    MEMBER bool sees_any(u32 key) const { return !is_empty() && key < high.end && key + KEYS_AT_ONCE > low.first; }
+    MEMBER bool sees_all(u32 key) const { return key >= high.first && key + KEYS_AT_ONCE <= low.end; }
 };
 
 DEVICE QueryTile query_tile(Span<const u32> keys, const AttentionSizes& s, u64 row, u32 first, u32 lines) {
@@ -168,7 +171,7 @@ template <u32 M> struct RunningSoftmax {
 
 // Products become weights relative to the largest up to here, and earlier sums shrink with it. `scale` is of base 2.
 template <u32 DIM, u32 M>
-DEVICE void to_running_weights(LineProducts<M>& products, LineSums<DIM, M>& sums, RunningSoftmax<M>& softmax, float scale) {
+DEVICE void to_running_weights(LineProducts<M, KEYS_AT_ONCE>& products, LineSums<DIM, M>& sums, RunningSoftmax<M>& softmax, float scale) {
     Lanes<float, 2 * M> top, shrink;
     EACH_LANE(lane) {
         UNROLLED for (u32 n = 0; n < 2 * M; n++) top.of(lane)[n] = softmax.top.of(lane)[n];
@@ -233,7 +236,7 @@ DEVICE void begin_attending(AttendingWarp<DIM, M>& of, const ForwardCall& call, 
 template <u32 DIM, u32 M>
 DEVICE void attend_to(AttendingWarp<DIM, M>& of, const ForwardCall& call, u64 row, u32 key, const Octet* keys,
                       const Octet* values, u32 line) {
-    LineProducts<M> products = {};
+    LineProducts<M, KEYS_AT_ONCE> products = {};
     add_products(products, of.queries, keys, line);
     if (!of.tile.sees_all(key)) {
         EACH_LANE(lane) {
@@ -292,7 +295,7 @@ template <u32 DIM, u32 M, u32 STAGE> DEVICE void attend_all(const ForwardCall& c
             room_k, room_v, call.k.of(of_k), call.v.of(of_k), (u32)seen.start, (u32)seen.end,
             [&](u32 key, const Octet* keys, const Octet* values) {
                 WARPS {
-                    UNROLLED for (u32 line = 0; line < STAGE; line += RIGHT_LINES) {
+                    UNROLLED for (u32 line = 0; line < STAGE; line += KEYS_AT_ONCE) {
                         if (!of.mine().tile.sees_any(key + line)) continue;
                         attend_to(of.mine(), call, row, key + line, keys, values, line);
                     }
@@ -360,7 +363,7 @@ DEVICE void begin_queries(OwnedQueries<DIM, M>& of, const BackwardCall& call, u6
 template <u32 DIM, u32 M>
 DEVICE void add_to_queries(OwnedQueries<DIM, M>& of, const BackwardCall& call, u64 row, u32 key, const Octet* keys,
                            const Octet* values, u32 line) {
-    LineProducts<M> products = {}, along = {};
+    LineProducts<M, KEYS_AT_ONCE> products = {}, along = {};
     add_products(products, of.queries, keys, line);
     add_products(along, of.slopes, values, line);
     EACH_LANE(lane) {
@@ -398,7 +401,7 @@ template <u32 DIM, u32 M, u32 STAGE> DEVICE void query_slopes(const BackwardCall
             room_k, room_v, call.k.of(of_k), call.v.of(of_k), (u32)seen.start, (u32)seen.end,
             [&](u32 key, const Octet* keys, const Octet* values) {
                 WARPS {
-                    UNROLLED for (u32 line = 0; line < STAGE; line += RIGHT_LINES) {
+                    UNROLLED for (u32 line = 0; line < STAGE; line += KEYS_AT_ONCE) {
                         if (!of.mine().tile.sees_any(key + line)) continue;
                         add_to_queries(of.mine(), call, row, key + line, keys, values, line);
                     }
@@ -446,22 +449,22 @@ DEVICE void begin_keys(OwnedKeys<DIM, M>& of, const BackwardCall& call, u64 of_k
     of.of_values = {};
 }
 
-// By queries from `query` on, line `line` of a stage.
-template <u32 DIM, u32 M>
+// By LINES queries from `query` on, line `line` of a stage.
+template <u32 DIM, u32 M, u32 LINES>
 DEVICE void add_to_keys(OwnedKeys<DIM, M>& of, const BackwardCall& call, u64 row, u64 of_q, u32 query,
                         const Octet* queries, const Octet* slopes, u32 line) {
     const AttentionSizes& s = call.shape;
     if (of.first > of.last) return;
-    SeenKeys low = seen_keys(call.keys, s, row, query), high = seen_keys(call.keys, s, row, query + RIGHT_LINES - 1);
-    bool is_whole = query + RIGHT_LINES <= s.seq;
+    SeenKeys low = seen_keys(call.keys, s, row, query), high = seen_keys(call.keys, s, row, query + LINES - 1);
+    bool is_whole = query + LINES <= s.seq;
     // Later queries' bounds are not lower.
     if (query >= s.seq || (is_whole && high.end <= of.first) || low.first > of.last) return;
-    LineProducts<M> products = {}, along = {};
+    LineProducts<M, LINES> products = {}, along = {};
     add_products(products, of.keys, queries, line);
     add_products(along, of.values, slopes, line);
     EACH_LANE(lane) {
         const float *log_sums = call.log_sums + of_q * call.q.length + query, *inner = call.inner + of_q * call.q.length + query;
-        UNROLLED for (u32 t = 0; t < 4; t++) {
+        UNROLLED for (u32 t = 0; t < LINES / 8; t++) {
             UNROLLED for (u32 odd = 0; odd < 2; odd++) {
                 u32 column = 8 * t + lane % 4 * 2 + odd;
                 float log_sum = log_sums[column], of_output = inner[column];
@@ -475,7 +478,7 @@ DEVICE void add_to_keys(OwnedKeys<DIM, M>& of, const BackwardCall& call, u64 row
     }
     if (!is_whole || of.first < high.first || of.first + LEFT_LINES * M > low.end) {
         EACH_LANE(lane) {
-            UNROLLED for (u32 t = 0; t < 4; t++) {
+            UNROLLED for (u32 t = 0; t < LINES / 8; t++) {
                 UNROLLED for (u32 odd = 0; odd < 2; odd++) {
                     SeenKeys seen = seen_keys(call.keys, s, row, query + 8 * t + lane % 4 * 2 + odd);
                     UNROLLED for (u32 eight = 0; eight < 2 * M; eight++) {
@@ -492,7 +495,7 @@ DEVICE void add_to_keys(OwnedKeys<DIM, M>& of, const BackwardCall& call, u64 row
 }
 
 // dk and dv, by all queries of all heads that share keys; dk not yet turned back.
-template <u32 DIM, u32 M, u32 STAGE>
+template <u32 DIM, u32 M, u32 LINES, u32 STAGE>
 DEVICE void key_slopes(const BackwardCall& call, float* dk, HeadLines to_k, float* dv, HeadLines to_v) {
     SHARED(Octet, room_q, 2 * STAGE * DIM / 8);
     SHARED(Octet, room_g, 2 * STAGE * DIM / 8);
@@ -510,8 +513,8 @@ DEVICE void key_slopes(const BackwardCall& call, float* dk, HeadLines to_k, floa
                 room_q, room_g, call.q.of(of_q), call.slopes.of(of_q), begin, behind,
                 [&](u32 query, const Octet* queries, const Octet* slopes) {
                     WARPS {
-                        UNROLLED for (u32 line = 0; line < STAGE; line += RIGHT_LINES) {
-                            add_to_keys(of.mine(), call, row, of_q, query + line, queries, slopes, line);
+                        UNROLLED for (u32 line = 0; line < STAGE; line += LINES) {
+                            add_to_keys<DIM, M, LINES>(of.mine(), call, row, of_q, query + line, queries, slopes, line);
                         }
                     }
                 });
@@ -545,7 +548,7 @@ BACKWARD_OF_QUERIES(flash_attention_back_queries_32, 32, 2, 64)
 BACKWARD_OF_QUERIES(flash_attention_back_queries_64, 64, 2, 64)
 BACKWARD_OF_QUERIES(flash_attention_back_queries_128, 128, 1, 32)
 
-#define BACKWARD_OF_KEYS(name, DIM, M, STAGE)                                                                  \
+#define BACKWARD_OF_KEYS(name, DIM, M, LINES, STAGE)                                                           \
     KERNEL(name, (Span<float> dk, Span<float> dv, ConstAny q, ConstAny k, ConstAny v, ConstAny slopes,         \
                   Span<const float> log_sums, Span<const float> inner, Span<const u32> keys,                   \
                   AttentionSizes shape, u32 is_fused, u64 queries, u64 key_lines)) {                           \
@@ -553,12 +556,12 @@ BACKWARD_OF_QUERIES(flash_attention_back_queries_128, 128, 1, 32)
                              arranged(v, key_lines, DIM), arranged(slopes, queries, DIM),                      \
                              log_sums.data, inner.data, keys, shape};                                          \
         AttentionCall to = places_of(shape, is_fused);                                                         \
-        key_slopes<DIM, M, STAGE>(call, dk.data, to.k, dv.data, to.v);                                         \
+        key_slopes<DIM, M, LINES, STAGE>(call, dk.data, to.k, dv.data, to.v);                                  \
     }
 
-BACKWARD_OF_KEYS(flash_attention_back_keys_32, 32, 1, 64)
-BACKWARD_OF_KEYS(flash_attention_back_keys_64, 64, 1, 64)
-BACKWARD_OF_KEYS(flash_attention_back_keys_128, 128, 1, 32)
+BACKWARD_OF_KEYS(flash_attention_back_keys_32, 32, 2, 32, 64)
+BACKWARD_OF_KEYS(flash_attention_back_keys_64, 64, 2, 16, 64)
+BACKWARD_OF_KEYS(flash_attention_back_keys_128, 128, 1, 16, 32)
 
 // Turns the gradients of queries, part 0, or keys, part 1, back: a thread takes numbers and those that turn with them.
 KERNEL(turn_heads_back, (Span<float> to, Span<const float> cos, Span<const float> sin, AttentionSizes shape, u32 part,

@@ -1,15 +1,14 @@
 // Lines of bf16 numbers in shared memory, as tensor cores take them: a line is DIM numbers side by side, and eight of them,
 // an octet, are what a lane fetches at once.
 //
-// A warp multiplies 16 lines of its own, or M times as many, with 32 lines that all warps of a block share. Those are
-// brought in stages: while warps work on one, the next is under way.
+// A warp multiplies 16 lines of its own, or M times as many, with LINES lines, 16 or 32, that all warps of a block share.
+// Those are brought in stages: while warps work on one, the next is under way.
 
 #pragma once
 #include "tensor_cores.cuh"
 
-// Lines of a left factor, and of a right factor, that are multiplied at once.
+// Lines of a left factor that are multiplied at once.
 constexpr u32 LEFT_LINES = 16;
-constexpr u32 RIGHT_LINES = 32;
 
 // Where octet `o` of a line lies. Each of eight neighbouring lines has its octets in an order of its own, so that those of
 // one column are in different banks.
@@ -67,18 +66,18 @@ template <u32 DIM, u32 M> struct LeftLines {
     }
 };
 
-// Sums of M times 16 lines with 32 lines: as squares of 16 by 8.
-template <u32 M> struct LineProducts {
-    Sums squares[M][4];
+// Products of M times 16 lines with LINES lines: as squares of 16 by 8.
+template <u32 M, u32 LINES> struct LineProducts {
+    Sums squares[M][LINES / 8];
 };
 
-// products += left right^T, the right factor being 32 lines of a stage from `line` on
-template <u32 DIM, u32 M>
-DEVICE void add_products(LineProducts<M>& products, LeftLines<DIM, M>& left, const Octet* right, u32 line) {
+// products += left right^T, the right factor being lines of a stage from `line` on
+template <u32 DIM, u32 M, u32 LINES>
+DEVICE void add_products(LineProducts<M, LINES>& products, LeftLines<DIM, M>& left, const Octet* right, u32 line) {
     UNROLLED for (u32 j = 0; j < DIM / 32; j++) {
         // Of each square: two right factors, of 16 columns each.
-        Lanes<u32, 4> pairs[4];
-        UNROLLED for (u32 t = 0; t < 4; t++) {
+        Lanes<u32, 4> pairs[LINES / 8];
+        UNROLLED for (u32 t = 0; t < LINES / 8; t++) {
             load_squares(pairs[t], [=](u32 lane) {
                 return right + octet_place<DIM>(line + 8 * t + lane % 8, 4 * j + lane / 8);
             });
@@ -86,7 +85,7 @@ DEVICE void add_products(LineProducts<M>& products, LeftLines<DIM, M>& left, con
         // Neighbouring instructions add to different squares: none waits for the one before.
         UNROLLED for (u32 half = 0; half < 2; half++) {
             UNROLLED for (u32 m = 0; m < M; m++) {
-                UNROLLED for (u32 t = 0; t < 4; t++) {
+                UNROLLED for (u32 t = 0; t < LINES / 8; t++) {
                     RightFactor factor = half_of(pairs[t], half);
                     multiply_add(products.squares[m][t], left.factors[m * DIM / 16 + 2 * j + half], factor);
                 }
@@ -96,9 +95,9 @@ DEVICE void add_products(LineProducts<M>& products, LeftLines<DIM, M>& left, con
 }
 
 // Calls f(eight, column, value) for what a lane has of products: of line 8 eight + lane / 4, by reference.
-template <u32 M, class F> DEVICE void each_product(LineProducts<M>& products, u32 lane, F f) {
+template <u32 M, u32 LINES, class F> DEVICE void each_product(LineProducts<M, LINES>& products, u32 lane, F f) {
     UNROLLED for (u32 m = 0; m < M; m++) {
-        UNROLLED for (u32 t = 0; t < 4; t++) {
+        UNROLLED for (u32 t = 0; t < LINES / 8; t++) {
             UNROLLED for (u32 i = 0; i < 4; i++) {
                 f(2 * m + i / 2, 8 * t + lane % 4 * 2 + i % 2, products.squares[m][t].of(lane)[i]);
             }
@@ -122,28 +121,33 @@ template <u32 DIM, u32 M, class F> DEVICE void each_sum(LineSums<DIM, M>& sums, 
     }
 }
 
-// sums += weights right, the weights being products, rounded, and the right factor 32 lines of a stage from `line` on
-template <u32 DIM, u32 M>
-DEVICE void add_weighted(LineSums<DIM, M>& sums, LineProducts<M>& weights, const Octet* right, u32 line) {
-    LeftFactor factors[M][2];
+// sums += weights right, the weights being products, rounded, and the right factor lines of a stage from `line` on
+template <u32 DIM, u32 M, u32 LINES>
+DEVICE void add_weighted(LineSums<DIM, M>& sums, LineProducts<M, LINES>& weights, const Octet* right, u32 line) {
+    // Of 16 lines each.
+    LeftFactor factors[M][LINES / 16];
     EACH_LANE(lane) {
         UNROLLED for (u32 m = 0; m < M; m++) {
-            UNROLLED for (u32 i = 0; i < 8; i++) {
+            UNROLLED for (u32 i = 0; i < LINES / 4; i++) {
                 const float* pair = weights.squares[m][i / 2].of(lane) + i % 2 * 2;
                 factors[m][i / 4].of(lane)[i % 4] = rounded_pair(pair[0], pair[1]);
             }
         }
     }
-    constexpr u32 AT_ONCE = 4;
-    UNROLLED for (u32 d = 0; d < DIM / 8; d += AT_ONCE) {
+    // Columns of four squares: of 32 lines and eight numbers, or of 16 lines and 16 numbers.
+    constexpr u32 WIDE = 32 / LINES, AT_ONCE = 4 / WIDE;
+    UNROLLED for (u32 d = 0; d < DIM / 8; d += WIDE * AT_ONCE) {
         Lanes<u32, 4> pairs[AT_ONCE];
         UNROLLED for (u32 n = 0; n < AT_ONCE; n++) {
-            load_turned_squares(pairs[n], [=](u32 lane) { return right + octet_place<DIM>(line + lane, d + n); });
+            load_turned_squares(pairs[n], [=](u32 lane) {
+                return right + octet_place<DIM>(line + lane % LINES, d + WIDE * n + lane / LINES);
+            });
         }
         UNROLLED for (u32 half = 0; half < 2; half++) {
             UNROLLED for (u32 n = 0; n < AT_ONCE; n++) {
                 RightFactor factor = half_of(pairs[n], half);
-                UNROLLED for (u32 m = 0; m < M; m++) multiply_add(sums.squares[m][d + n], factors[m][half], factor);
+                u32 square = d + WIDE * n + (WIDE == 2 ? half : 0), of_lines = WIDE == 2 ? 0 : half;
+                UNROLLED for (u32 m = 0; m < M; m++) multiply_add(sums.squares[m][square], factors[m][of_lines], factor);
             }
         }
     }
