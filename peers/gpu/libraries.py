@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""libraries.py FOLDER: links libnvrtc.so and libcublas.so of CUDA 13 in FOLDER; prints the folders they and libnccl.so.2 lie
+"""libraries.py FOLDER: links libnvrtc.so, libcublas.so and libcublasLt.so of CUDA 13 in FOLDER; prints the folders they and libnccl.so.2 lie
 in, for LD_LIBRARY_PATH. PyTorch's wheels come before a toolkit. Loads no PyTorch, which takes seconds."""
 
 import sys
@@ -19,7 +19,7 @@ def folders():
 
 
 links, found = Path(sys.argv[1]), []
-for name in ["libnvrtc.so", "libcublas.so"]:
+for name in ["libnvrtc.so", "libcublas.so", "libcublasLt.so"]:
     places = [folder / f"{name}.13" for folder in folders() if (folder / f"{name}.13").exists()]
     if not places:
         print(f"{name}.13 is in none of PyTorch's folders", file=sys.stderr)

@@ -13,7 +13,8 @@ mkdir "$fakes/kit"
 tar -C "$1" --exclude ./work -c . | tar -C "$fakes/kit" -x
 kit=$fakes/kit out=$2
 shift 2
-for made in driver:libcuda.so.1 nvrtc:libnvrtc.so cublas:libcublas.so; do
+for made in driver:libcuda.so.1 nvrtc:libnvrtc.so cublas:libcublas.so \
+    cublaslt:libcublasLt.so; do
     c++ -std=c++17 -O2 -fPIC -shared -fvisibility=hidden -Wl,-z,nodelete "$root/tests/fake_cuda/${made%%:*}.cpp" -ldl \
         -o "$fakes/${made#*:}"
 done

@@ -22,10 +22,11 @@ const ROUNDING_BF16: f64 = 1.0 / 256.0;
 const MISUSED: i32 = 96;
 
 /// What stands for each library, by the name that NVIDIA gives it.
-const LIBRARIES: [(&str, &str); 4] = [
+const LIBRARIES: [(&str, &str); 5] = [
     ("libcuda.so.1", "driver.cpp"),
     ("libnvrtc.so.13", "nvrtc.cpp"),
     ("libcublas.so.13", "cublas.cpp"),
+    ("libcublasLt.so.13", "cublaslt.cpp"),
     ("libnccl.so.2", "nccl.cpp"),
 ];
 
@@ -45,7 +46,7 @@ fn make_libraries() -> PathBuf {
     let compiler = find_compiler().unwrap_or_else(|error| panic!("{error}"));
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_cuda");
     let mut hasher = Sha256::new_with_prefix(&compiler.version);
-    let files = LIBRARIES.iter().map(|(_, source)| *source).chain(["fake_cuda.h"]);
+    let files = LIBRARIES.iter().map(|(_, source)| *source).chain(["fake_cuda.h", "fake_blas.h"]);
     files.for_each(|file| hasher.update(fs::read(sources.join(file)).unwrap()));
     let name = format!("fake_cuda-{}", &hexadecimal(&hasher.finalize())[..16]);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -159,8 +160,7 @@ fn a_gpu_is_listed_with_what_it_is() {
     let one = "Fake GPU, 1 GiB, compute capability 9.0";
     assert!(told.contains(&format!("cuda       ready    {one}; {one}; with NCCL\n")), "{told}");
     if find_nccl().is_err() {
-        let told =
-            beside(&shop, &only(&shop, &["libcuda.so.1", "libnvrtc.so.13", "libcublas.so.13"]), &[], "devices").out;
+        let told = beside(&shop, &only(&shop, &LIBRARIES.map(|(library, _)| library)[..4]), &[], "devices").out;
         assert!(told.contains("without NCCL: libnccl.so.2 is not to be found: install NCCL 2.22 or later"), "{told}");
         let old = with(&shop, &[("NCCL", "21700")], "devices").out;
         assert!(old.contains("without NCCL: libnccl.so.2 is version 21700: install NCCL 2.22"), "{old}");
@@ -186,8 +186,10 @@ fn what_a_machine_lacks_is_told() {
     if shop.succeeds("devices").out.contains("cuda       missing") {
         let devices = |libraries: &[&str]| beside(&shop, &only(&shop, libraries), &[], "devices").out;
         let told = devices(&["libcuda.so.1"]);
-        let missing = ["libnvrtc.so is not to be found", "libcublas.so is not to be found", "LD_LIBRARY_PATH"];
-        missing.iter().for_each(|word| assert!(told.contains(word), "{word}: {told}"));
+        let missing =
+            ["libnvrtc.so", "libcublas.so", "libcublasLt.so"].map(|name| format!("{name} is not to be found"));
+        missing.iter().for_each(|words| assert!(told.contains(words), "{words}: {told}"));
+        assert!(told.contains("LD_LIBRARY_PATH"), "{told}");
         assert!(!told.contains("libcuda"), "{told}");
         let told = devices(&["libnvrtc.so.13", "libcublas.so.13"]);
         assert!(told.contains("libcuda.so.1 is not to be found: it comes with NVIDIA's driver"), "{told}");
@@ -203,6 +205,7 @@ fn what_a_library_lacks_is_told() {
         ("libcuda.so.1", "cuMemcpyPeerAsync"),
         ("libnvrtc.so.13", "nvrtcGetCUBINSize"),
         ("libcublas.so.13", "cublasSetMathMode"),
+        ("libcublasLt.so.13", "cublasLtMatmulAlgoGetHeuristic"),
     ] {
         let folder = shop.path(function);
         fs::create_dir(&folder).unwrap();

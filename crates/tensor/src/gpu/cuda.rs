@@ -8,6 +8,7 @@ mod blas;
 mod groups;
 mod libraries;
 pub(crate) mod nccl;
+mod products;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::c_void;
@@ -24,9 +25,10 @@ use cudarc::nvrtc::Ptx;
 use cudarc::nvrtc::result::NvrtcError;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 
-use blas::{BlasHandle, LANES};
+use blas::BlasHandle;
 use groups::ProductGroups;
 use libraries::find_libraries;
+use products::Products;
 
 use super::call::Launch;
 use super::compile::kept;
@@ -155,8 +157,9 @@ fn done<T, E: LibraryError>(result: Result<T, E>, what: impl Display) -> T {
 #[derive(Debug)]
 pub(crate) struct Cuda {
     // Dropped before their streams and the context.
-    products: Mutex<[BlasHandle; LANES]>,
+    products: Mutex<Products>,
     groups: Mutex<ProductGroups>,
+    blas: Mutex<BlasHandle>,
     context: Arc<CudaContext>,
     /// By [`DeviceStream`].
     streams: Vec<Arc<CudaStream>>,
@@ -178,7 +181,7 @@ impl Cuda {
     /// The GPU of this number, with kernels made from `sources`.
     pub(super) fn new(number: usize, sources: &[KernelSource]) -> Result<Cuda, EngineError> {
         find_libraries()?;
-        let CudaDevice { name, capability, .. } = match about(number as i32) {
+        let CudaDevice { name, capability, bytes, .. } = match about(number as i32) {
             Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE | sys::CUresult::CUDA_ERROR_INVALID_DEVICE)) => {
                 return Err(EngineError::NoDevice { number, count: cuda_devices()?.len() });
             }
@@ -196,11 +199,26 @@ impl Cuda {
         let processors = context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
         let processors = processors.map_err(|error| failed("counting multiprocessors", error))?;
         let beside = stream()?;
-        let products = [BlasHandle::new(&streams[DeviceStream::Compute as usize])?, BlasHandle::new(&beside)?];
+        let kernels = &streams[DeviceStream::Compute as usize];
+        let products = Products::new(&context, [kernels.clone(), beside.clone()], bytes)?;
+        let blas = Mutex::new(BlasHandle::new(kernels)?);
         let (functions, products, processors) = (Mutex::default(), Mutex::new(products), processors as u32);
         let (pinned, reached, groups) = (PinnedBytes::default(), Mutex::default(), Mutex::default());
         let ended = OnceLock::new();
-        Ok(Cuda { context, streams, beside, modules, functions, products, pinned, reached, processors, groups, ended })
+        Ok(Cuda {
+            context,
+            streams,
+            beside,
+            modules,
+            functions,
+            products,
+            blas,
+            pinned,
+            reached,
+            processors,
+            groups,
+            ended,
+        })
     }
 
     fn stream(&self, stream: DeviceStream) -> &CudaStream {
@@ -367,7 +385,7 @@ impl Accelerator for Cuda {
     fn multiply(&self, stream: DeviceStream, _: &Device, product: &DeviceProduct) {
         assert_eq!(stream, DeviceStream::Compute, "products are on the stream of kernels");
         self.stream(stream);
-        lock(&self.products)[0].multiply(product);
+        lock(&self.products).multiply(0, product);
     }
 
     fn multiply_all(&self, stream: DeviceStream, device: &Device, products: &[DeviceProduct]) {

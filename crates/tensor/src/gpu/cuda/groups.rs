@@ -8,6 +8,7 @@ use cudarc::cublas::sys::{self as blas_sys, cublasStatus_t as Status};
 use cudarc::driver::CudaStream;
 
 use super::blas::{blas_type, operation};
+use super::products::LANES;
 use super::{Cuda, done, lock};
 use crate::device::{Device, Engine};
 use crate::dtype::Dtype;
@@ -58,17 +59,17 @@ impl Cuda {
 
     /// Begins each by a call of its own, by turns on the stream of kernels and beside it.
     pub(super) fn multiply_side_by_side(&self, products: &[DeviceProduct]) {
-        let (handles, kernels) = (lock(&self.products), self.stream(DeviceStream::Compute));
+        let (mut multiplier, kernels) = (lock(&self.products), self.stream(DeviceStream::Compute));
         if products.len() < 2 {
-            return products.iter().for_each(|product| handles[0].multiply(product));
+            return products.iter().for_each(|product| multiplier.multiply(0, product));
         }
         let follow = |stream: &CudaStream, other: &CudaStream| {
             let event = done(other.record_event(None), "recording an event");
             done(stream.wait(&event), "waiting for an event");
         };
         follow(&self.beside, kernels);
-        for (product, handle) in products.iter().zip(handles.iter().cycle()) {
-            handle.multiply(product);
+        for (number, product) in products.iter().enumerate() {
+            multiplier.multiply(number % LANES, product);
         }
         follow(kernels, &self.beside);
     }
@@ -96,7 +97,7 @@ impl Cuda {
         let (ones, sizes) = (vec![1.0f32; count], vec![1 as c_int; count]);
         let keep: Vec<f32> = products.iter().map(|product| f32::from(u8::from(product.accumulate))).collect();
         let DeviceProduct { a, b, c, .. } = products[0];
-        let handle = &lock(&self.products)[0];
+        let handle = lock(&self.blas);
         self.stream(DeviceStream::Compute);
         // SAFETY: the matrices lie in their memory, as `dims` has checked, and results are apart; lists of the host have an
         // element of each product and are read before the call returns; those of the device are used in the stream's order.

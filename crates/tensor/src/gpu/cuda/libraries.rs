@@ -4,6 +4,7 @@
 use std::ffi::c_void;
 
 use cudarc::cublas::sys as blas_sys;
+use cudarc::cublaslt::sys as lt_sys;
 use cudarc::driver::sys;
 use cudarc::nvrtc;
 
@@ -21,7 +22,7 @@ struct NeededLibrary {
 const WHEELS: &str = "install CUDA 13's, or name the folder that has it in LD_LIBRARY_PATH";
 
 /// The call for products of groups is not among them: products do without it.
-const NEEDED: [NeededLibrary; 3] = [
+const NEEDED: [NeededLibrary; 4] = [
     NeededLibrary {
         is_there: sys::is_culib_present,
         // SAFETY: the library is there when it is asked; the address is not used.
@@ -51,7 +52,18 @@ const NEEDED: [NeededLibrary; 3] = [
         has: |function| unsafe { blas_sys::culib().get::<*const c_void>(function.as_bytes()).is_ok() },
         name: "libcublas.so",
         hint: WHEELS,
-        functions: "cublasCreate_v2 cublasDestroy_v2 cublasSetStream_v2 cublasSetMathMode cublasGemmEx",
+        functions: "cublasCreate_v2 cublasDestroy_v2 cublasSetStream_v2 cublasSetMathMode",
+    },
+    NeededLibrary {
+        is_there: lt_sys::is_culib_present,
+        // SAFETY: as above.
+        has: |function| unsafe { lt_sys::culib().get::<*const c_void>(function.as_bytes()).is_ok() },
+        name: "libcublasLt.so",
+        hint: WHEELS,
+        functions: "cublasLtCreate cublasLtDestroy cublasLtMatrixLayoutCreate cublasLtMatrixLayoutDestroy \
+                    cublasLtMatmulDescCreate cublasLtMatmulDescSetAttribute cublasLtMatmulDescDestroy \
+                    cublasLtMatmulPreferenceCreate cublasLtMatmulPreferenceSetAttribute cublasLtMatmulPreferenceDestroy \
+                    cublasLtMatmulAlgoGetHeuristic cublasLtMatmul",
     },
 ];
 
@@ -95,7 +107,8 @@ mod tests {
     #[test]
     fn the_stand_ins_have_what_is_needed_and_no_more() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fake_cuda");
-        let text = ["driver.cpp", "nvrtc.cpp", "cublas.cpp"].map(|file| fs::read_to_string(folder.join(file)).unwrap());
+        let text = ["driver.cpp", "nvrtc.cpp", "cublas.cpp", "cublaslt.cpp"]
+            .map(|file| fs::read_to_string(folder.join(file)).unwrap());
         let text = text.concat();
         let declared = text.lines().filter_map(|line| line.strip_prefix("EXPORT ")?.split_once('('));
         let offered: BTreeSet<&str> =
