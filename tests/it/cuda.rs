@@ -399,8 +399,10 @@ fn a_gpu_without_room_says_what_would_fit() {
     let shop = Workshop::new();
     let large = format!("train {RECIPE} --backend cuda --set train.batch_tokens=16384");
     let fits = "what fits: --set train.micro_batch=";
-    for full in ["MEMORY", "ROOM"] {
-        with(&shop, &[(full, "48000000")], &large).failed(2, &["its devices have 48.0 MB free for 1 rank", fits]);
+    // Less what products take to work with.
+    for (full, free) in [("MEMORY", "47.9 MB"), ("ROOM", "45.9 MB")] {
+        let words = format!("its devices have {free} free for 1 rank");
+        with(&shop, &[(full, "48000000")], &large).failed(2, &[&words, fits]);
     }
     let words = ["step 1: rank 0, last in layer", "the device has no room for", "CUDA_ERROR_OUT_OF_MEMORY", fits];
     with(&shop, &[("LEFT", "40000000")], &large).failed(1, &words);
@@ -412,7 +414,7 @@ fn a_gpu_without_room_says_what_would_fit() {
     ["whole", "broken"].iter().for_each(|run| drop(succeeds(&shop, &[], &train(run, "--set train.steps=2"))));
     succeeds(&shop, &[], &train("whole", "--set train.steps=4 --resume"));
     let resumed = train("broken", "--set train.steps=4 --resume");
-    with(&shop, &[("LEFT", "1200000")], &resumed).failed(1, &["step 3: rank 0", "with --resume it continues from"]);
+    with(&shop, &[("LEFT", "3300000")], &resumed).failed(1, &["step 3: rank 0", "with --resume it continues from"]);
     succeeds(&shop, &[], &resumed);
     let [whole, broken] = ["whole", "broken"].map(|run| numbers(&shop, &format!("runs/{run}")));
     assert_eq!(broken, whole);
@@ -428,16 +430,17 @@ fn a_plan_measures_what_is_free_on_one_look() {
         let (finished, report) = succeeds(&shop, settings, &format!("{plan} {options}"));
         (serde_json::from_str::<Value>(&finished.out).unwrap()["device"].clone(), report)
     };
+    // Products have taken a thousandth of the memory, twice.
     let (device, report) = planned(&[("ROOM", "300000000")], "--ranks 1");
     assert_eq!(
         (&device["memory"], &device["origins"]["memory"]),
-        (&300_000_000.into(), &"measured".into()),
+        (&297_902_848.into(), &"measured".into()),
         "{device}"
     );
     assert!(device["host_memory"].as_u64() > Some(300_000_000), "{device}");
     assert_eq!([count(&report, "modules"), count(&report, "looks for devices")], [count(&listed, "modules"), 1]);
     let device = planned(&[("ROOM", "300000000"), ("DEVICES", "2")], "--ranks 4").0;
-    assert_eq!(device["memory"], 150_000_000);
+    assert_eq!(device["memory"], 297_902_848 / 2);
 }
 
 /// Where a call is refused that names itself, the message names it.

@@ -12,6 +12,9 @@ use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::tensor::Tensor;
 
+/// Threads of a block that sums a row's sources, where these are few: what it holds leaves room for many blocks of so many.
+const THREADS: u32 = 64;
+
 /// The first source of each row, and the next of each source.
 struct SourceLists<'a> {
     heads: Temporary<'a>,
@@ -64,7 +67,7 @@ pub(crate) fn scatter_add(
     lists.pass(&mut call);
     width.pass(&mut call);
     accumulate.pass(&mut call);
-    call.launch();
+    call.launch_by(THREADS);
 }
 
 pub(crate) fn weighted_sum_back_rows(
@@ -87,7 +90,7 @@ pub(crate) fn weighted_sum_back_rows(
     lists.pass(&mut call);
     width.pass(&mut call);
     accumulate.pass(&mut call);
-    call.launch();
+    call.launch_by(THREADS);
 }
 
 /// A row's sum is f32 in its block, so there is no need of the scratch.

@@ -139,9 +139,8 @@ impl Preference {
     fn new(workspace: usize, kind: &ProductKind) -> Result<Preference, CublasError> {
         let made = Preference(lt::create_matmul_pref()?);
         made.set(PreferenceAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(workspace as u64))?;
-        // Sums that are taken in parts are f32, too, whatever the result is.
-        let in_f32 = ReductionScheme::CUBLASLT_REDUCTION_SCHEME_MASK as u32
-            & !(ReductionScheme::CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE as u32);
+        // Sums that are taken in parts are f32, too: not of the result's type.
+        let in_f32 = ReductionScheme::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         made.set(PreferenceAttribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &in_f32)?;
         let [a, b, c] = kind.alignments;
         made.set(PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &b)?;
@@ -227,7 +226,16 @@ impl Products {
     /// Begins a product on the stream of this number. The device's context is the thread's.
     pub(super) fn multiply(&mut self, lane: usize, product: &DeviceProduct) {
         let dims = product.dims();
-        if dims[0] == 0 || dims[2] == 0 {
+        let bytes = dims[0] * dims[2] * product.c.elements.dtype().bytes();
+        if dims.contains(&0) {
+            // A sum of nothing, which the library does not promise to know.
+            if bytes > 0 && !product.accumulate {
+                // SAFETY: the matrix lies in its memory, as `dims` has checked.
+                let zeros = unsafe {
+                    result::memset_d8_async(product.c.address(), 0, bytes, self.lanes[lane].stream.cu_stream())
+                };
+                done(zeros, "zeros");
+            }
             return;
         }
         let kind = ProductKind::of(product);
