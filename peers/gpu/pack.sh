@@ -47,10 +47,16 @@ options="--set train.schedule=constant --set train.eval_every=1000 --set train.c
     --set train.batch_tokens=2048"
 echo "$options" >"$kit/reference/options"
 cd "$kit"
-# shellcheck disable=SC2086
-"$bin/guildhall" train recipes/quickstart.toml --backend cpu --ranks 1 $options --set parallel.expert=1 --set train.steps=50 \
-    --set 'data.sources=["text/*.md"]' --set "data.cache=$bin/data" --set moe.record=reference/routes --set "run.dir=$bin/run"
+train() {
+    # shellcheck disable=SC2086
+    "$bin/guildhall" train recipes/quickstart.toml --backend cpu $options --set train.steps=50 --set 'data.sources=["text/*.md"]' \
+        --set "data.cache=$bin/data" "$@"
+}
+train --ranks 1 --set parallel.expert=1 --set moe.record=reference/routes --set "run.dir=$bin/run"
 cp "$bin/run/metrics.jsonl" reference/
+# How far sums in another order lead from it, with the same routing.
+train --ranks 2 --set parallel.expert=2 --set moe.replay=reference/routes --set "run.dir=$bin/two"
+cp "$bin/two/metrics.jsonl" reference/two_ranks.jsonl
 
 bytes=$(du -sb . | cut -f1)
 echo "$kit: $((bytes / 1024)) KiB, at most 61440; $(find . -type f | wc -l) files"

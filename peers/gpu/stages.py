@@ -25,8 +25,10 @@ TEXT = ["--set", 'data.sources=["text/*.md"]', "--set", f"data.cache={WORK}/data
 PEAKS = [("H100 PCIe", 756), ("H100 NVL", 835), ("H100", 989.4), ("H200", 989.4), ("GH200", 989.4), ("B200", 2250),
          ("A100", 312)]
 
-# Losses of f32 runs with the same routing differ by the order of sums; bf16 has eight significant bits.
-NEAR, NEAR_BF16 = 1e-4, 2e-2
+# Losses of f32 runs with the same routing differ by the order of sums; bf16 has eight significant bits. Training magnifies
+# differences: after some twenty steps two runs of the processor are farther apart than NEAR, too, and those of a GPU may be
+# SPREADS times as far.
+NEAR, NEAR_BF16, SPREADS = 1e-4, 2e-2, 3
 
 
 def start(command, env, seconds=None):
@@ -73,8 +75,8 @@ def peak():
 
 # --- training against the processor's run ------------------------------------------------------------------------------
 
-def losses(run):
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+def losses(run, file="metrics.jsonl"):
+    return [json.loads(line)["loss"] for line in (run / file).read_text().splitlines()]
 
 
 def train(name, steps, tolerance, *options, ranks=1):
@@ -94,10 +96,15 @@ def train(name, steps, tolerance, *options, ranks=1):
     print("step, processor's loss, this loss:")
     for step, (a, b) in rows if steps <= 10 else rows[:3] + rows[4::5]:
         print(f"{step:5} {a:.7f} {b:.7f} {abs(a - b) / a:.1e}")
-    worst = max(abs(a - b) / a for a, b in zip(want, got))
-    is_well = len(got) == steps and worst <= tolerance
+    apart = [abs(a - b) / a for a, b in zip(want, got)]
+    spread = [abs(a - b) / a for a, b in zip(want, losses(KIT / "reference", "two_ranks.jsonl"))]
+    # The farthest that two runs of the processor have been up to a step.
+    allowed = [max(tolerance, SPREADS * max(spread[:step + 1])) for step in range(steps)]
+    worst = max(apart)
+    is_well = len(got) == steps and all(far <= most for far, most in zip(apart, allowed))
     speeds = [json.loads(line)["tokens_per_s"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    finish(is_well, f"{len(got)} of {steps} steps, losses within {worst:.1e} of the processor's (at most {tolerance:.0e}); "
+    finish(is_well, f"{len(got)} of {steps} steps, losses within {worst:.1e} of the processor's "
+                    f"(at most {tolerance:.0e}, later {allowed[-1]:.0e}: two runs of the processor differ by {max(spread):.0e}); "
                     f"median {statistics.median(speeds):.0f} tokens/s")
 
 

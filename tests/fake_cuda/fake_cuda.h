@@ -1,4 +1,4 @@
-// What the three libraries that stand for NVIDIA's share: codes of errors, settings, and the driver's queue.
+// What the libraries that stand for NVIDIA's share: codes of errors, settings, and the driver's queue.
 //
 // Nothing here is NVIDIA's. Names and numbers are those of the public interface, as far as the program uses it.
 
