@@ -749,6 +749,10 @@ fn attention() {
         attention_case(2, 1, 6, &[&[275, 90, 160]], true),
         // Heads that do not fit an accelerator's shared memory at once.
         attention_case(2, 1, 70, &[&[60, 10]], true),
+        // Heads that an accelerator fills up to 64 numbers, and whole ones of 64 and 128.
+        attention_case(2, 2, 40, &[&[90, 45], &[135]], true),
+        attention_case(4, 2, 64, &[&[100, 30]], true),
+        attention_case(1, 1, 128, &[&[70, 3]], true),
         // Numbers of columns that an accelerator's tensor cores do not have: odd, and odd in a third part.
         attention_case(2, 1, 9, &[&[90, 40]], false),
         attention_case(1, 1, 131, &[&[70]], false),
