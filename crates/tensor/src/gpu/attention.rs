@@ -21,37 +21,37 @@ const THREADS: u32 = 128;
 
 /// Queries, keys and values side by side in a matrix, or each in its own.
 #[derive(Clone, Copy)]
-enum Projections<'a> {
+enum HeadSources<'a> {
     Fused(&'a Tensor),
     Apart([&'a Tensor; 3]),
 }
 
 /// Whose heads.
 #[derive(Clone, Copy)]
-enum Part {
+enum HeadPart {
     Queries,
     Keys,
     Values,
 }
 
-const PARTS: [Part; 3] = [Part::Queries, Part::Keys, Part::Values];
+const PARTS: [HeadPart; 3] = [HeadPart::Queries, HeadPart::Keys, HeadPart::Values];
 
-impl<'a> Projections<'a> {
+impl<'a> HeadSources<'a> {
     fn is_fused(self) -> bool {
-        matches!(self, Projections::Fused(_))
+        matches!(self, HeadSources::Fused(_))
     }
 
-    fn of(self, part: Part) -> &'a Tensor {
+    fn of(self, part: HeadPart) -> &'a Tensor {
         match self {
-            Projections::Fused(qkv) => qkv,
-            Projections::Apart(each) => each[part as usize],
+            HeadSources::Fused(qkv) => qkv,
+            HeadSources::Apart(each) => each[part as usize],
         }
     }
 
     /// The kernels for heads of this size, if there are any.
     fn in_flash(self, shape: &AttentionSizes) -> Option<FlashKernels> {
         let dim = shape.head_dim.max(shape.value_dim);
-        let in_bf16 = self.of(Part::Queries).dtype() == Dtype::Bf16;
+        let in_bf16 = self.of(HeadPart::Queries).dtype() == Dtype::Bf16;
         FLASH_KERNELS.into_iter().find(|kernels| in_bf16 && dim <= kernels.dim && shape.scale > 0.0)
     }
 }
@@ -102,19 +102,19 @@ impl<'a> FlashCall<'a> {
     }
 
     /// Lines of heads, filled up.
-    fn lines_of(&self, part: Part) -> usize {
-        let lines = if matches!(part, Part::Queries) { self.shape.seq } else { self.shape.key_seq };
+    fn lines_of(&self, part: HeadPart) -> usize {
+        let lines = if matches!(part, HeadPart::Queries) { self.shape.seq } else { self.shape.key_seq };
         lines.next_multiple_of(LINES)
     }
 
-    fn room(&self, part: Part, heads: usize) -> Temporary<'a> {
+    fn room(&self, part: HeadPart, heads: usize) -> Temporary<'a> {
         let len = self.shape.rows * heads * self.lines_of(part) * self.kernels.dim;
         Temporary::new(self.gpu, self.device, Dtype::Bf16, len)
     }
 
     /// Heads in bf16, turned by position, line by line.
-    fn arrange(&self, from: Projections, part: Part) -> Temporary<'a> {
-        let heads = if matches!(part, Part::Queries) { self.shape.heads } else { self.shape.kv_heads };
+    fn arrange(&self, from: HeadSources, part: HeadPart) -> Temporary<'a> {
+        let heads = if matches!(part, HeadPart::Queries) { self.shape.heads } else { self.shape.kv_heads };
         let to = self.room(part, heads);
         let mut call = self.call("arrange_heads");
         call.write(to.device_elements(), OperandKind::Any);
@@ -131,12 +131,12 @@ impl<'a> FlashCall<'a> {
 
     /// Of the output's gradient.
     fn arrange_slopes(&self, slopes: &Tensor) -> Temporary<'a> {
-        let to = self.room(Part::Queries, self.shape.heads);
+        let to = self.room(HeadPart::Queries, self.shape.heads);
         let mut call = self.call("arrange_slopes");
         call.write(to.device_elements(), OperandKind::Any);
         call.input(slopes, OperandKind::F32);
         self.shape.pass(&mut call);
-        self.lines_of(Part::Queries).pass(&mut call);
+        self.lines_of(HeadPart::Queries).pass(&mut call);
         self.kernels.dim.pass(&mut call);
         call.launch();
         to
@@ -144,23 +144,23 @@ impl<'a> FlashCall<'a> {
 
     /// What the backward knows of each query: the log-sum-exp of scores, and the output's product with its gradient.
     fn arrange_sums(&self, out: &Tensor, lse: &Tensor, slopes: &Tensor) -> [Temporary<'a>; 2] {
-        let len = self.shape.rows * self.shape.heads * self.lines_of(Part::Queries);
+        let len = self.shape.rows * self.shape.heads * self.lines_of(HeadPart::Queries);
         let sums = [(); 2].map(|()| Temporary::new(self.gpu, self.device, Dtype::F32, len));
         let mut call = self.call("arrange_sums");
         sums.iter().for_each(|sums| call.write(sums.device_elements(), OperandKind::F32));
         call.input(out, OperandKind::Any);
         [lse, slopes].into_iter().for_each(|input| call.input(input, OperandKind::F32));
         self.shape.pass(&mut call);
-        self.lines_of(Part::Queries).pass(&mut call);
+        self.lines_of(HeadPart::Queries).pass(&mut call);
         call.launch();
         sums
     }
 
     fn pass_lines(&self, call: &mut Call) {
-        [Part::Queries, Part::Keys].into_iter().for_each(|part| self.lines_of(part).pass(call));
+        [HeadPart::Queries, HeadPart::Keys].into_iter().for_each(|part| self.lines_of(part).pass(call));
     }
 
-    fn forward(&self, [out, lse]: [&mut Tensor; 2], from: Projections, keys: &Tensor) {
+    fn forward(&self, [out, lse]: [&mut Tensor; 2], from: HeadSources, keys: &Tensor) {
         let [q, k, v] = PARTS.map(|part| self.arrange(from, part));
         let mut call = self.call(self.kernels.forward);
         call.output(out, OperandKind::F32);
@@ -173,7 +173,7 @@ impl<'a> FlashCall<'a> {
     }
 
     /// Fills dq, dk and dv, which may all be the same.
-    fn backward(&self, [dq, dk, dv]: [DeviceElements; 3], from: Projections, [out, lse, slopes, keys]: [&Tensor; 4]) {
+    fn backward(&self, [dq, dk, dv]: [DeviceElements; 3], from: HeadSources, [out, lse, slopes, keys]: [&Tensor; 4]) {
         let [q, k, v] = PARTS.map(|part| self.arrange(from, part));
         let (sums, slopes) = (self.arrange_sums(out, lse, slopes), self.arrange_slopes(slopes));
         for (name, outputs) in [(self.kernels.back_queries, &[dq][..]), (self.kernels.back_keys, &[dk, dv])] {
@@ -187,11 +187,11 @@ impl<'a> FlashCall<'a> {
             self.pass_lines(&mut call);
             call.launch_by(THREADS);
         }
-        self.turn_back(dq, Part::Queries, from.is_fused());
-        self.turn_back(dk, Part::Keys, from.is_fused());
+        self.turn_back(dq, HeadPart::Queries, from.is_fused());
+        self.turn_back(dk, HeadPart::Keys, from.is_fused());
     }
 
-    fn turn_back(&self, to: DeviceElements, part: Part, is_fused: bool) {
+    fn turn_back(&self, to: DeviceElements, part: HeadPart, is_fused: bool) {
         if self.shape.rotary_dim == 0 {
             return;
         }
@@ -220,7 +220,7 @@ pub(crate) fn attention(
     sin: &Tensor,
     shape: AttentionSizes,
 ) {
-    let from = Projections::Fused(qkv);
+    let from = HeadSources::Fused(qkv);
     if let Some(kernels) = from.in_flash(&shape) {
         return FlashCall { gpu, device, kernels, shape, turns: [cos, sin] }.forward([out, lse], from, keys);
     }
@@ -246,7 +246,7 @@ pub(crate) fn attention_back(
     sin: &Tensor,
     shape: AttentionSizes,
 ) {
-    let from = Projections::Fused(qkv);
+    let from = HeadSources::Fused(qkv);
     if let Some(kernels) = from.in_flash(&shape) {
         let to = [dqkv.device_elements(); 3];
         return FlashCall { gpu, device, kernels, shape, turns: [cos, sin] }.backward(to, from, [out, lse, g, keys]);
@@ -276,7 +276,7 @@ pub(crate) fn attention_apart(
     sinks: &Tensor,
     shape: AttentionSizes,
 ) {
-    let from = Projections::Apart([q, k, v]);
+    let from = HeadSources::Apart([q, k, v]);
     if let Some(kernels) = from.in_flash(&shape).filter(|_| bias.len() + sinks.len() == 0) {
         return FlashCall { gpu, device, kernels, shape, turns: [cos, sin] }.forward([out, lse], from, keys);
     }
@@ -310,7 +310,7 @@ pub(crate) fn attention_apart_back(
     sinks: &Tensor,
     shape: AttentionSizes,
 ) {
-    let from = Projections::Apart([q, k, v]);
+    let from = HeadSources::Apart([q, k, v]);
     if let Some(kernels) = from.in_flash(&shape).filter(|_| bias.len() + sinks.len() == 0) {
         let to = [dq, dk, dv].map(|to| to.device_elements());
         return FlashCall { gpu, device, kernels, shape, turns: [cos, sin] }.backward(to, from, [out, lse, g, keys]);

@@ -73,27 +73,27 @@ fn about(n: usize) -> usize {
 
 /// How a matrix of these sizes lies in memory, to a library that reads columns one after the other: as its transpose.
 #[derive(Debug)]
-struct Layout(sys::cublasLtMatrixLayout_t);
+struct MatrixLayout(sys::cublasLtMatrixLayout_t);
 
-impl Layout {
-    fn new(dtype: Dtype, [rows, cols]: [usize; 2]) -> Result<Layout, CublasError> {
+impl MatrixLayout {
+    fn new(dtype: Dtype, [rows, cols]: [usize; 2]) -> Result<MatrixLayout, CublasError> {
         let cols = cols.max(1);
-        lt::create_matrix_layout(data_type(dtype), cols as u64, rows as u64, cols as i64).map(Layout)
+        lt::create_matrix_layout(data_type(dtype), cols as u64, rows as u64, cols as i64).map(MatrixLayout)
     }
 
     /// Of a, b and c of a product of these sizes.
-    fn of_product([rows, inner, cols]: [usize; 3], kind: &ProductKind) -> Result<[Layout; 3], CublasError> {
+    fn of_product([rows, inner, cols]: [usize; 3], kind: &ProductKind) -> Result<[MatrixLayout; 3], CublasError> {
         let stored = |[rows, cols]: [usize; 2], is_transposed| if is_transposed { [cols, rows] } else { [rows, cols] };
         let ([factors, of_c], [a, b]) = (kind.types, kind.are_transposed);
         Ok([
-            Layout::new(factors, stored([rows, inner], a))?,
-            Layout::new(factors, stored([inner, cols], b))?,
-            Layout::new(of_c, [rows, cols])?,
+            MatrixLayout::new(factors, stored([rows, inner], a))?,
+            MatrixLayout::new(factors, stored([inner, cols], b))?,
+            MatrixLayout::new(of_c, [rows, cols])?,
         ])
     }
 }
 
-impl Drop for Layout {
+impl Drop for MatrixLayout {
     fn drop(&mut self) {
         // Nobody is left to be told of a failure, here and below.
         // SAFETY: the layout is there, and calls read it before they return.
@@ -165,7 +165,7 @@ impl Drop for Preference {
 
 /// A stream of products, and the memory that they have for partial sums.
 #[derive(Debug)]
-struct Lane {
+struct ProductLane {
     stream: Arc<CudaStream>,
     workspace: u64,
 }
@@ -176,7 +176,7 @@ pub(super) struct Products {
     // Dropped before the handle.
     descriptions: [Description; 4],
     handle: Handle,
-    lanes: Vec<Lane>,
+    lanes: Vec<ProductLane>,
     workspace_bytes: usize,
     algorithms: HashMap<ProductKind, Algorithm>,
     context: Arc<CudaContext>,
@@ -218,7 +218,7 @@ impl Products {
             // SAFETY: nobody reads what nobody has written.
             let workspace = unsafe { result::malloc_sync(workspace_bytes.max(1)) };
             let workspace = workspace.map_err(|error| failed("taking memory for products", error))?;
-            products.lanes.push(Lane { stream, workspace });
+            products.lanes.push(ProductLane { stream, workspace });
         }
         Ok(products)
     }
@@ -261,7 +261,7 @@ impl Products {
     }
 
     fn choose(&self, kind: &ProductKind) -> Result<Algorithm, CublasError> {
-        let [a, b, c] = Layout::of_product(kind.dims, kind)?;
+        let [a, b, c] = MatrixLayout::of_product(kind.dims, kind)?;
         let preference = Preference::new(self.workspace_bytes, kind)?;
         let description = self.description(kind);
         // SAFETY: all of them are there.
@@ -282,7 +282,7 @@ impl Products {
         kind: &ProductKind,
         algorithm: &Algorithm,
     ) -> Result<(), CublasError> {
-        let [of_a, of_b, of_c] = Layout::of_product(product.dims(), kind)?;
+        let [of_a, of_b, of_c] = MatrixLayout::of_product(product.dims(), kind)?;
         let DeviceProduct { c, a, b, accumulate } = product;
         let (one, keep) = (1.0f32, f32::from(u8::from(*accumulate)));
         let (lane, c) = (&self.lanes[lane], c.address() as *mut c_void);
@@ -314,7 +314,7 @@ impl Products {
 impl Drop for Products {
     fn drop(&mut self) {
         // SAFETY: `new` took the memory; the driver waits for what uses it.
-        let free = |lane: &Lane| unsafe { result::free_sync(lane.workspace) };
+        let free = |lane: &ProductLane| unsafe { result::free_sync(lane.workspace) };
         let _ = self.context.bind_to_thread().map(|()| self.lanes.iter().try_for_each(free));
     }
 }
