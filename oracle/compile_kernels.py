@@ -63,7 +63,8 @@ class Nvrtc:
         lib, program = self.library, ctypes.c_void_p()
         source = path.read_bytes()
         self.check(lib.nvrtcCreateProgram(ctypes.byref(program), source, path.name.encode(), 0, None, None))
-        options = [f"--gpu-architecture={architecture}", "--std=c++17", "--fmad=false"]
+        options = [f"--gpu-architecture={architecture}", "--std=c++17", "--fmad=false",
+                   "--device-as-default-execution-space"]
         options += [f"--include-path={folder}" for folder in include]
         options = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
         failed = lib.nvrtcCompileProgram(program, len(options), options)

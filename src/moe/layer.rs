@@ -398,8 +398,8 @@ impl MoeLayer {
             padding: facts.homes.padding(),
             draws: facts.step.draws(self.index),
         };
-        let (runs, device) = (tokens.runs(&rows.numbers()), logits.device());
-        Ok((device.timed("choose_routes", || routings.of(&runs, || selector.route(&runs, &peers)))?, known))
+        let runs = tokens.runs(&rows.numbers());
+        Ok((routings.of(&runs, || selector.route(&runs, &peers))?, known))
     }
 
     /// Which routes share a row.

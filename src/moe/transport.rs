@@ -76,14 +76,13 @@ impl Transport {
             return Err(Error::Slices { held, slices });
         }
         let shadowed = self.visitors(x, routes, experts, deciding)?;
-        let device = x.device();
-        let plan = device.timed("plan_routes", || self.rewritten(routes, stream, shadowed.clone(), mesh));
+        let plan = x.device().timed("plan_routes", || self.rewritten(routes, stream, shadowed.clone(), mesh));
         let whole =
             || if stream.is_split() { self.undivided(routes.routing, routes, shadowed, mesh) } else { plan.clone() };
         let exchanges = exchanges(plan.schedule.steps(), !plan.shadowed.is_empty());
         let (migration, moved) = deciding.moving(x, stream, exchanges, whole)?.unzip();
         let homes = migration.as_ref().map(|migration| migration.destinations().to_vec());
-        let plan = device.timed("plan_routes", || Ok::<_, Error>(deliver(plan, homes)?.exchange(mesh)?))?;
+        let plan = deliver(plan, homes)?.exchange(mesh)?;
         let plan = match &migration {
             Some(migration) => plan.delivering(migration, deciding.carried_bytes.is_some())?,
             None => plan,

@@ -16,6 +16,8 @@ const FLASH: &str = "flash_attention";
 
 /// Lines that a block brings at once at most: heads have whole numbers of them.
 const LINES: usize = 64;
+/// How many times their size heads may be filled up to: an account knows nothing of this memory.
+const FULLNESS: usize = 8;
 /// Threads of a block: what its warps hold leaves room for a few.
 const THREADS: u32 = 128;
 
@@ -52,7 +54,14 @@ impl<'a> HeadSources<'a> {
     fn in_flash(self, shape: &AttentionSizes) -> Option<FlashKernels> {
         let dim = shape.head_dim.max(shape.value_dim);
         let in_bf16 = self.of(HeadPart::Queries).dtype() == Dtype::Bf16;
-        FLASH_KERNELS.into_iter().find(|kernels| in_bf16 && dim <= kernels.dim && shape.scale > 0.0)
+        // Many short rows would be filled up to many times their size.
+        let is_full = |dim: usize| {
+            let lines = [shape.seq, shape.key_seq].map(|lines| [lines.next_multiple_of(LINES) * dim, lines]);
+            lines.iter().all(|[filled, lines]| *filled <= FULLNESS * lines * shape.head_dim.min(shape.value_dim))
+        };
+        FLASH_KERNELS
+            .into_iter()
+            .find(|kernels| in_bf16 && dim <= kernels.dim && is_full(kernels.dim) && shape.scale > 0.0)
     }
 }
 

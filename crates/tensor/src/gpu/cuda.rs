@@ -1,5 +1,5 @@
-//! NVIDIA's GPUs, by the libraries that are there when the program runs: the driver, NVRTC for kernels, cuBLAS for
-//! products. None is needed to build it.
+//! NVIDIA's GPUs, by the libraries that are there when the program runs: the driver, NVRTC for kernels, cuBLASLt and
+//! cuBLAS for products. None is needed to build it.
 //!
 //! A stream is CUDA's, and so is an event. Kernels are launched with as many threads as fill the device, whatever their
 //! size: they go over their elements in strides.
@@ -33,7 +33,7 @@ use products::Products;
 use super::call::Launch;
 use super::compile::kept;
 use super::error::EngineError;
-use super::nvrtc::{KernelImage, compile, version as nvrtc_version};
+use super::nvrtc::{KernelImage, OPTIONS, compile, version as nvrtc_version};
 use super::pin::PinnedBytes;
 use super::sources::KernelSource;
 use super::{Accelerator, DeviceFailure, DeviceMemory, DeviceProduct, DeviceStream, Event};
@@ -256,7 +256,7 @@ fn modules(
 ) -> Result<BTreeMap<&'static str, Arc<CudaModule>>, EngineError> {
     let architecture = format!("sm_{major}{minor}");
     let place = |folder: &Path, source: &KernelSource| folder.join(source.module).with_extension("cubin");
-    let folder = kept((&architecture, compiler), sources, |folder| {
+    let folder = kept((&architecture, compiler, OPTIONS), sources, |folder| {
         let make = |source: &KernelSource| {
             let path = place(folder, source);
             let kernels = compile(folder, source, &architecture, KernelImage::Cubin)?;

@@ -13,6 +13,15 @@ use cudarc::nvrtc::sys;
 use super::error::EngineError;
 use super::sources::KernelSource;
 
+/// Whatever the architecture.
+pub(super) const OPTIONS: [&str; 3] = [
+    "--std=c++17",
+    // What says nothing of where it runs is no function of the host: there is none.
+    "--device-as-default-execution-space",
+    // As on the host: products and sums are fused where a kernel says so.
+    "--fmad=false",
+];
+
 /// What is made of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KernelImage {
@@ -55,15 +64,8 @@ pub(super) fn compile(
     };
     let text = CString::new(source.text.as_str()).expect("kernels have no zero bytes");
     let name = CString::new(format!("{}.cu", source.module)).expect("nor have names of modules");
-    let options = [
-        format!("--gpu-architecture={architecture}"),
-        format!("--include-path={}", folder.display()),
-        "--std=c++17".to_owned(),
-        // What says nothing of where it runs is no function of the host: there is none.
-        "--device-as-default-execution-space".to_owned(),
-        // As on the host: products and sums are fused where a kernel says so.
-        "--fmad=false".to_owned(),
-    ];
+    let places = [format!("--gpu-architecture={architecture}"), format!("--include-path={}", folder.display())];
+    let options: Vec<String> = OPTIONS.map(str::to_owned).into_iter().chain(places).collect();
     let program = result::create_program(&text, Some(&name)).map_err(|error| refused(error.to_string()))?;
     let program = NvrtcProgram(program);
     // SAFETY: the program is there.

@@ -14,7 +14,7 @@ use crate::device::{Device, Engine};
 use crate::dtype::Dtype;
 use crate::gpu::{DeviceMatrix, DeviceProduct, DeviceStream};
 
-/// Rows of a product on average, of which the one call is slower than a call for each product: its products are those of an older
+/// Rows of an expert on average, of which the one call is slower than a call for each product: its products are those of an older
 /// instruction (BENCHMARKS.md).
 const MANY_ROWS: usize = 384;
 /// To what addresses of factors and results that are not f32 have to be aligned.
@@ -33,7 +33,9 @@ impl Cuda {
     /// Begins all of them, if there is a call for them.
     pub(super) fn multiply_together(&self, device: &Device, products: &[DeviceProduct]) -> bool {
         let products: Vec<&DeviceProduct> = products.iter().filter(|product| has_elements(product)).collect();
-        let rows: usize = products.iter().map(|product| product.dims()[0]).sum();
+        // Those of weights' gradients are what is summed over.
+        let rows_of = |product: &&DeviceProduct| product.dims()[usize::from(product.a.transposed)];
+        let rows: usize = products.iter().map(rows_of).sum();
         if rows >= MANY_ROWS * products.len() {
             return false;
         }
@@ -43,13 +45,13 @@ impl Cuda {
             return false;
         }
         match self.begin_together(device, &products) {
-            // As it tells of types that it has no products for. Were it told of anything else, it would cost time alone.
-            Status::CUBLAS_STATUS_NOT_SUPPORTED
-            | Status::CUBLAS_STATUS_ARCH_MISMATCH
-            | Status::CUBLAS_STATUS_INVALID_VALUE => {
+            // Types that it has no products for.
+            Status::CUBLAS_STATUS_NOT_SUPPORTED | Status::CUBLAS_STATUS_ARCH_MISMATCH => {
                 groups.refused.push(types);
                 false
             }
+            // These very ones: what others are begun by must not depend on whether these came before.
+            Status::CUBLAS_STATUS_INVALID_VALUE => false,
             status => {
                 done(status.result(), "products of groups");
                 true

@@ -4,7 +4,7 @@
 //! are new in each step. So one is chosen for all products that differ in little but how many rows they have or sum over, by
 //! sizes that stand for them: which of them comes first must not decide on the bits of a sum.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -179,6 +179,8 @@ pub(super) struct Products {
     lanes: Vec<ProductLane>,
     workspace_bytes: usize,
     algorithms: HashMap<ProductKind, Algorithm>,
+    /// Sizes that have refused the algorithm of those that stand for them.
+    refused: HashSet<ProductKind>,
     context: Arc<CudaContext>,
 }
 
@@ -212,8 +214,8 @@ impl Products {
             description(true, true)?,
         ];
         let workspace_bytes = (bytes / WORKSPACE_PART).min(WORKSPACE_BYTES);
-        let (lanes, algorithms, context) = (Vec::new(), HashMap::new(), context.clone());
-        let mut products = Products { descriptions, handle, lanes, workspace_bytes, algorithms, context };
+        let (lanes, algorithms, refused, context) = (Vec::new(), HashMap::new(), HashSet::new(), context.clone());
+        let mut products = Products { descriptions, handle, lanes, workspace_bytes, algorithms, refused, context };
         for stream in streams {
             // SAFETY: nobody reads what nobody has written.
             let workspace = unsafe { result::malloc_sync(workspace_bytes.max(1)) };
@@ -239,16 +241,23 @@ impl Products {
             return;
         }
         let kind = ProductKind::of(product);
-        let begun = self.algorithm(&kind).and_then(|algorithm| self.begin(lane, product, &kind, &algorithm));
-        let begun = match begun {
-            // An algorithm that does not take these very sizes: one of their own.
-            Err(CublasError(Status::CUBLAS_STATUS_NOT_SUPPORTED | Status::CUBLAS_STATUS_INVALID_VALUE)) => {
-                let own = ProductKind { dims, ..kind };
-                self.choose(&own).and_then(|algorithm| self.begin(lane, product, &kind, &algorithm))
-            }
-            begun => begun,
-        };
+        let own = ProductKind { dims, ..kind };
+        let mut begun = Err(CublasError(Status::CUBLAS_STATUS_NOT_SUPPORTED));
+        if !self.refused.contains(&own) {
+            begun = self.begin_by(lane, product, &kind);
+        }
+        if let Err(CublasError(Status::CUBLAS_STATUS_NOT_SUPPORTED | Status::CUBLAS_STATUS_INVALID_VALUE)) = begun {
+            // An algorithm that does not take these very sizes: one of their own, for them alone.
+            self.refused.insert(own);
+            begun = self.begin_by(lane, product, &own);
+        }
         done(begun, "a product");
+    }
+
+    /// By the algorithm of a kind.
+    fn begin_by(&mut self, lane: usize, product: &DeviceProduct, kind: &ProductKind) -> Result<(), CublasError> {
+        let algorithm = self.algorithm(kind)?;
+        self.begin(lane, product, kind, &algorithm)
     }
 
     fn algorithm(&mut self, kind: &ProductKind) -> Result<Algorithm, CublasError> {

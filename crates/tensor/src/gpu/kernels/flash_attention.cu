@@ -12,7 +12,6 @@
 #include "rows.cuh"
 
 constexpr float LOG2_E = 1.44269504f;
-constexpr float LN_2 = 0.693147181f;
 
 // Where heads lie: all in one matrix, or each part in its own.
 DEVICE AttentionCall places_of(AttentionSizes shape, u32 is_fused) {
