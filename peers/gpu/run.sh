@@ -37,7 +37,7 @@ limit_of() {
     *) echo "run.sh: no stage $1" >&2; exit 2 ;;
     esac
 }
-[ -n "$stages" ] || stages="devices ops quickstart two_ranks offload bf16 profile layer step gemm sanitizer ncu"
+[ -n "$stages" ] || stages="devices ops quickstart two_ranks offload bf16 sanitizer profile layer step gemm ncu"
 for stage in $stages; do limit_of "$stage" >/dev/null; done
 
 # Programs travel packed.
