@@ -218,6 +218,27 @@ fn read_all<const N: usize>(call: &mut Call, parts: [&Temporary; N]) {
     parts.into_iter().for_each(|heads| call.read(heads.device_elements(), OperandKind::Any));
 }
 
+/// The kernel that takes any heads: inputs of either float type, and those that are f32.
+fn launch_for_any(
+    gpu: &Gpu,
+    device: &Device,
+    name: &'static str,
+    outputs: &[&Tensor],
+    [inputs, sums]: [&[&Tensor]; 2],
+    keys: &Tensor,
+    tables: &[&Tensor],
+    shape: AttentionSizes,
+) {
+    let mut call = Call::new(gpu, device, OF_ANY_HEADS, name);
+    outputs.iter().for_each(|output| call.write(output.device_elements(), OperandKind::F32));
+    inputs.iter().for_each(|input| call.input(input, OperandKind::Any));
+    sums.iter().for_each(|input| call.input(input, OperandKind::F32));
+    call.input(keys, OperandKind::U32);
+    tables.iter().for_each(|input| call.input(input, OperandKind::F32));
+    shape.pass(&mut call);
+    call.launch();
+}
+
 pub(crate) fn attention(
     gpu: &Gpu,
     device: &Device,
@@ -233,13 +254,7 @@ pub(crate) fn attention(
     if let Some(kernels) = from.in_flash(&shape) {
         return FlashCall { gpu, device, kernels, shape, turns: [cos, sin] }.forward([out, lse], from, keys);
     }
-    let mut call = Call::new(gpu, device, OF_ANY_HEADS, "attention");
-    [out, lse].into_iter().for_each(|output| call.output(output, OperandKind::F32));
-    call.input(qkv, OperandKind::Any);
-    call.input(keys, OperandKind::U32);
-    [cos, sin].into_iter().for_each(|input| call.input(input, OperandKind::F32));
-    shape.pass(&mut call);
-    call.launch();
+    launch_for_any(gpu, device, "attention", &[out, lse], [&[qkv], &[]], keys, &[cos, sin], shape);
 }
 
 pub(crate) fn attention_back(
@@ -260,14 +275,7 @@ pub(crate) fn attention_back(
         let to = [dqkv.device_elements(); 3];
         return FlashCall { gpu, device, kernels, shape, turns: [cos, sin] }.backward(to, from, [out, lse, g, keys]);
     }
-    let mut call = Call::new(gpu, device, OF_ANY_HEADS, "attention_back");
-    call.output(dqkv, OperandKind::F32);
-    [qkv, out].into_iter().for_each(|input| call.input(input, OperandKind::Any));
-    [lse, g].into_iter().for_each(|input| call.input(input, OperandKind::F32));
-    call.input(keys, OperandKind::U32);
-    [cos, sin].into_iter().for_each(|input| call.input(input, OperandKind::F32));
-    shape.pass(&mut call);
-    call.launch();
+    launch_for_any(gpu, device, "attention_back", &[dqkv], [&[qkv, out], &[lse, g]], keys, &[cos, sin], shape);
 }
 
 pub(crate) fn attention_apart(
@@ -289,13 +297,8 @@ pub(crate) fn attention_apart(
     if let Some(kernels) = from.in_flash(&shape).filter(|_| bias.len() + sinks.len() == 0) {
         return FlashCall { gpu, device, kernels, shape, turns: [cos, sin] }.forward([out, lse], from, keys);
     }
-    let mut call = Call::new(gpu, device, OF_ANY_HEADS, "attention_apart");
-    [out, lse].into_iter().for_each(|output| call.output(output, OperandKind::F32));
-    [q, k, v].into_iter().for_each(|input| call.input(input, OperandKind::Any));
-    call.input(keys, OperandKind::U32);
-    [cos, sin, bias, sinks].into_iter().for_each(|input| call.input(input, OperandKind::F32));
-    shape.pass(&mut call);
-    call.launch();
+    let tables = [cos, sin, bias, sinks];
+    launch_for_any(gpu, device, "attention_apart", &[out, lse], [&[q, k, v], &[]], keys, &tables, shape);
 }
 
 pub(crate) fn attention_apart_back(
@@ -324,12 +327,7 @@ pub(crate) fn attention_apart_back(
         let to = [dq, dk, dv].map(|to| to.device_elements());
         return FlashCall { gpu, device, kernels, shape, turns: [cos, sin] }.backward(to, from, [out, lse, g, keys]);
     }
-    let mut call = Call::new(gpu, device, OF_ANY_HEADS, "attention_apart_back");
-    [dq, dk, dv, dbias, dsinks].into_iter().for_each(|output| call.output(output, OperandKind::F32));
-    [q, k, v, out].into_iter().for_each(|input| call.input(input, OperandKind::Any));
-    [lse, g].into_iter().for_each(|input| call.input(input, OperandKind::F32));
-    call.input(keys, OperandKind::U32);
-    [cos, sin, bias, sinks].into_iter().for_each(|input| call.input(input, OperandKind::F32));
-    shape.pass(&mut call);
-    call.launch();
+    let (outputs, tables) = ([&*dq, dk, dv, dbias, dsinks], [cos, sin, bias, sinks]);
+    let inputs = [&[q, k, v, out][..], &[lse, g]];
+    launch_for_any(gpu, device, "attention_apart_back", &outputs, inputs, keys, &tables, shape);
 }

@@ -147,17 +147,11 @@ template <class T, class Join> DEVICE T join_block(T* values, Join join) {
 
 DEVICE bool any_of_lanes(Lanes<bool, 1>& flags) { return __any_sync(0xffffffffu, flags.held[0]); }
 
-// Each value becomes that of all lanes of its group of `width` neighbours: their sum, or the largest of them. All lanes of a
-// warp come here together.
-template <u32 N> DEVICE void sum_over_lanes(Lanes<float, N>& values, u32 width) {
-    UNROLLED for (u32 n = 0; n < N; n++) {
-        for (u32 far = 1; far < width; far *= 2) values.held[n] += __shfl_xor_sync(0xffffffffu, values.held[n], far);
-    }
-}
-template <u32 N> DEVICE void max_over_lanes(Lanes<float, N>& values, u32 width) {
+// Each value becomes that of all lanes of its group of `width` neighbours. All lanes of a warp come here together.
+template <u32 N, class Join> DEVICE void join_lanes(Lanes<float, N>& values, u32 width, Join join) {
     UNROLLED for (u32 n = 0; n < N; n++) {
         for (u32 far = 1; far < width; far *= 2) {
-            values.held[n] = fmaxf(values.held[n], __shfl_xor_sync(0xffffffffu, values.held[n], far));
+            values.held[n] = join(values.held[n], __shfl_xor_sync(0xffffffffu, values.held[n], far));
         }
     }
 }
@@ -165,6 +159,14 @@ template <u32 N> DEVICE void max_over_lanes(Lanes<float, N>& values, u32 width) 
 #else
 #include "host.h"
 #endif
+
+// The sum over the lanes of a group, and the largest of them.
+template <u32 N> DEVICE void sum_over_lanes(Lanes<float, N>& values, u32 width) {
+    join_lanes(values, width, [](float a, float b) { return a + b; });
+}
+template <u32 N> DEVICE void max_over_lanes(Lanes<float, N>& values, u32 width) {
+    join_lanes(values, width, [](float a, float b) { return fmaxf(a, b); });
+}
 
 // `i` goes over 0..n, one block each.
 #define BLOCKS(i, n) for (u64 i = block_index(), i##_end = (n); i < i##_end && note_work(); i += block_count())

@@ -160,6 +160,54 @@ DEVICE QueryTile query_tile(Span<const u32> keys, const AttentionSizes& s, u64 r
     return {first, last, seen_keys(keys, s, row, first), seen_keys(keys, s, row, last)};
 }
 
+// What a warp's queries have of keys that they do not see becomes `value`.
+template <u32 M>
+DEVICE void set_unseen(LineProducts<M, KEYS_AT_ONCE>& products, const QueryTile& tile, Span<const u32> keys,
+                       const AttentionSizes& s, u64 row, u32 key, float value) {
+    if (tile.sees_all(key)) return;
+    EACH_LANE(lane) {
+        SeenKeys seen[2 * M];
+        UNROLLED for (u32 n = 0; n < 2 * M; n++) seen[n] = seen_keys(keys, s, row, tile.first + 8 * n + lane / 4);
+        each_product(products, lane, [&](u32 eight, u32 column, float& product) {
+            if (!sees(seen[eight], key + column)) product = value;
+        });
+    }
+}
+
+// Bounds never fall: the keys that any query of a block sees, from whole stages on.
+DEVICE Range keys_of_block(Span<const u32> keys, const AttentionSizes& s, u64 row, u32 first, u32 lines, u32 stage) {
+    QueryTile tile = query_tile(keys, s, row, first, lines);
+    return {tile.low.first / stage * stage, tile.high.end};
+}
+
+// For each warp's tile of M times 16 queries of each head: begin(its state, first query, head of queries, row), then
+// use(state, row, key, keys, values, line) for whatever keys any of them sees, then finish(state, head, row).
+template <class State, u32 DIM, u32 M, u32 STAGE, class Begin, class Use, class Finish>
+DEVICE void each_query_tile(const AttentionSizes& s, Span<const u32> seen_by, ArrangedHeads k, ArrangedHeads v, Begin begin,
+                            Use use, Finish finish) {
+    SHARED(Octet, room_k, 2 * STAGE * DIM / 8);
+    SHARED(Octet, room_v, 2 * STAGE * DIM / 8);
+    each_tile(LAST_TILES, s.rows, s.heads, s.seq, LEFT_LINES * M, [&](u32 first, u64 head, u64 row) {
+        u64 of_q = row * s.heads + head, of_k = row * s.kv_heads + head / (s.heads / s.kv_heads);
+        OfWarp<State> of;
+        WARPS { begin(of.mine(), first + warp() * LEFT_LINES * M, of_q, row); }
+        Range seen = keys_of_block(seen_by, s, row, first, LEFT_LINES * M * warps(), STAGE);
+        each_stage<DIM, STAGE>(
+            room_k, room_v, k.of(of_k), v.of(of_k), (u32)seen.start, (u32)seen.end,
+            [&](u32 key, const Octet* keys, const Octet* values) {
+                WARPS {
+                    UNROLLED for (u32 line = 0; line < STAGE; line += KEYS_AT_ONCE) {
+                        if (!of.mine().tile.sees_any(key + line)) continue;
+                        use(of.mine(), row, key + line, keys, values, line);
+                    }
+                }
+            });
+        WARPS {
+            if (!of.mine().tile.is_empty()) finish(of.mine(), head, row);
+        }
+    });
+}
+
 // --- forward ----------------------------------------------------------------------------------------------------------
 
 // What queries have seen so far, of each line 8 eight + g: the largest product, and the sum of weights relative to it, of
@@ -237,17 +285,7 @@ DEVICE void attend_to(AttendingWarp<DIM, M>& of, const ForwardCall& call, u64 ro
                       const Octet* values, u32 line) {
     LineProducts<M, KEYS_AT_ONCE> products = {};
     add_products(products, of.queries, keys, line);
-    if (!of.tile.sees_all(key)) {
-        EACH_LANE(lane) {
-            SeenKeys seen[2 * M];
-            UNROLLED for (u32 n = 0; n < 2 * M; n++) {
-                seen[n] = seen_keys(call.keys, call.shape, row, of.tile.first + 8 * n + lane / 4);
-            }
-            each_product(products, lane, [&](u32 eight, u32 column, float& product) {
-                if (!sees(seen[eight], key + column)) product = -infinity();
-            });
-        }
-    }
+    set_unseen(products, of.tile, call.keys, call.shape, row, key, -infinity());
     to_running_weights(products, of.sums, of.softmax, call.shape.scale * LOG2_E);
     add_weighted(of.sums, products, values, line);
 }
@@ -275,35 +313,15 @@ DEVICE void finish_attending(AttendingWarp<DIM, M>& of, const ForwardCall& call,
     }
 }
 
-// Bounds never fall: the keys that any query of a block sees, from whole stages on.
-DEVICE Range keys_of_block(Span<const u32> keys, const AttentionSizes& s, u64 row, u32 first, u32 lines, u32 stage) {
-    QueryTile tile = query_tile(keys, s, row, first, lines);
-    return {tile.low.first / stage * stage, tile.high.end};
-}
-
 template <u32 DIM, u32 M, u32 STAGE> DEVICE void attend_all(const ForwardCall& call) {
-    SHARED(Octet, room_k, 2 * STAGE * DIM / 8);
-    SHARED(Octet, room_v, 2 * STAGE * DIM / 8);
-    const AttentionSizes& s = call.shape;
-    each_tile(LAST_TILES, s.rows, s.heads, s.seq, LEFT_LINES * M, [&](u32 first, u64 head, u64 row) {
-        u64 of_q = row * s.heads + head, of_k = row * s.kv_heads + head / (s.heads / s.kv_heads);
-        OfWarp<AttendingWarp<DIM, M>> of;
-        WARPS { begin_attending(of.mine(), call, row, of_q, first + warp() * LEFT_LINES * M); }
-        Range seen = keys_of_block(call.keys, s, row, first, LEFT_LINES * M * warps(), STAGE);
-        each_stage<DIM, STAGE>(
-            room_k, room_v, call.k.of(of_k), call.v.of(of_k), (u32)seen.start, (u32)seen.end,
-            [&](u32 key, const Octet* keys, const Octet* values) {
-                WARPS {
-                    UNROLLED for (u32 line = 0; line < STAGE; line += KEYS_AT_ONCE) {
-                        if (!of.mine().tile.sees_any(key + line)) continue;
-                        attend_to(of.mine(), call, row, key + line, keys, values, line);
-                    }
-                }
-            });
-        WARPS {
-            if (!of.mine().tile.is_empty()) finish_attending(of.mine(), call, row, head);
-        }
-    });
+    typedef AttendingWarp<DIM, M> State;
+    each_query_tile<State, DIM, M, STAGE>(
+        call.shape, call.keys, call.k, call.v,
+        [&](State& of, u32 first, u64 of_q, u64 row) { begin_attending(of, call, row, of_q, first); },
+        [&](State& of, u64 row, u32 key, const Octet* keys, const Octet* values, u32 line) {
+            attend_to(of, call, row, key, keys, values, line);
+        },
+        [&](State& of, u64 head, u64 row) { finish_attending(of, call, row, head); });
 }
 
 // out [T, heads * value_dim] and lse [T, heads] of arranged heads of DIM numbers, by M times 16 queries a warp.
@@ -372,49 +390,28 @@ DEVICE void add_to_queries(OwnedQueries<DIM, M>& of, const BackwardCall& call, u
                      of.inner.of(lane)[eight], call.shape.scale * LOG2_E);
         }
     }
-    if (!of.tile.sees_all(key)) {
-        EACH_LANE(lane) {
-            SeenKeys seen[2 * M];
-            UNROLLED for (u32 n = 0; n < 2 * M; n++) {
-                seen[n] = seen_keys(call.keys, call.shape, row, of.tile.first + 8 * n + lane / 4);
-            }
-            each_product(along, lane, [&](u32 eight, u32 column, float& slope) {
-                if (!sees(seen[eight], key + column)) slope = 0.0f;
-            });
-        }
-    }
+    set_unseen(along, of.tile, call.keys, call.shape, row, key, 0.0f);
     add_weighted(of.sums, along, keys, line);
 }
 
 // dq, not yet turned back.
 template <u32 DIM, u32 M, u32 STAGE> DEVICE void query_slopes(const BackwardCall& call, float* dq, HeadLines to) {
-    SHARED(Octet, room_k, 2 * STAGE * DIM / 8);
-    SHARED(Octet, room_v, 2 * STAGE * DIM / 8);
-    const AttentionSizes& s = call.shape;
-    each_tile(LAST_TILES, s.rows, s.heads, s.seq, LEFT_LINES * M, [&](u32 first, u64 head, u64 row) {
-        u64 of_q = row * s.heads + head, of_k = row * s.kv_heads + head / (s.heads / s.kv_heads);
-        OfWarp<OwnedQueries<DIM, M>> of;
-        WARPS { begin_queries(of.mine(), call, row, of_q, first + warp() * LEFT_LINES * M); }
-        Range seen = keys_of_block(call.keys, s, row, first, LEFT_LINES * M * warps(), STAGE);
-        each_stage<DIM, STAGE>(
-            room_k, room_v, call.k.of(of_k), call.v.of(of_k), (u32)seen.start, (u32)seen.end,
-            [&](u32 key, const Octet* keys, const Octet* values) {
-                WARPS {
-                    UNROLLED for (u32 line = 0; line < STAGE; line += KEYS_AT_ONCE) {
-                        if (!of.mine().tile.sees_any(key + line)) continue;
-                        add_to_queries(of.mine(), call, row, key + line, keys, values, line);
-                    }
-                }
-            });
-        WARPS {
+    typedef OwnedQueries<DIM, M> State;
+    each_query_tile<State, DIM, M, STAGE>(
+        call.shape, call.keys, call.k, call.v,
+        [&](State& of, u32 first, u64 of_q, u64 row) { begin_queries(of, call, row, of_q, first); },
+        [&](State& of, u64 row, u32 key, const Octet* keys, const Octet* values, u32 line) {
+            add_to_queries(of, call, row, key, keys, values, line);
+        },
+        [&](State& of, u64 head, u64 row) {
             EACH_LANE(lane) {
-                each_sum(of.mine().sums, lane, [&](u32 eight, u32 c, float& sum) {
-                    u32 line = of.mine().tile.first + 8 * eight + lane / 4;
-                    if (line <= of.mine().tile.last && c < to.dim) dq[head_place(to, row, head, line) + c] = sum * s.scale;
+                each_sum(of.sums, lane, [&](u32 eight, u32 c, float& sum) {
+                    u32 line = of.tile.first + 8 * eight + lane / 4;
+                    if (line > of.tile.last || c >= to.dim) return;
+                    dq[head_place(to, row, head, line) + c] = sum * call.shape.scale;
                 });
             }
-        }
-    });
+        });
 }
 
 // The first query of a row of which bound 0, its first key, or 1, the key behind its last, is larger than `key`: bounds

@@ -147,13 +147,8 @@ DEVICE void multiply_add(Sums& sums, const LeftFactor& left, const RightFactor& 
 }
 
 // Two numbers as bf16: the first in the lower half.
-DEVICE u32 rounded_pair(float first, float second) {
-    auto half = [](float x) {
-        u32 bits = bits_of(x);
-        return x != x ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    };
-    return half(first) | half(second) << 16;
-}
+DEVICE u16 round_to_bf16(float x);
+DEVICE u32 rounded_pair(float first, float second) { return round_to_bf16(first) | (u32)round_to_bf16(second) << 16; }
 
 // What each warp keeps from one phase to the next.
 template <class T> struct OfWarp {
@@ -216,12 +211,6 @@ template <u32 N, class Join> DEVICE void join_lanes(Lanes<float, N>& values, u32
             }
         }
     }
-}
-template <u32 N> DEVICE void sum_over_lanes(Lanes<float, N>& values, u32 width) {
-    join_lanes(values, width, [](float a, float b) { return a + b; });
-}
-template <u32 N> DEVICE void max_over_lanes(Lanes<float, N>& values, u32 width) {
-    join_lanes(values, width, [](float a, float b) { return fmaxf(a, b); });
 }
 
 // Memory that nobody has written holds NaN.
