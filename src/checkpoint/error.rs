@@ -38,7 +38,18 @@ pub enum Error {
     #[error("{} has no name a checkpoint could be given: name a folder that does not exist yet", path.display())]
     NoName { path: PathBuf },
     #[error("rank {rank} could not write the checkpoint {}: {reason}", path.display())]
-    OtherRank { path: PathBuf, rank: usize, reason: String },
+    OfRank {
+        path: PathBuf,
+        rank: usize,
+        /// Whether it is the rank that has this error.
+        is_here: bool,
+        reason: String,
+    },
+    #[error(
+        "could not write {}: its file system has not answered for {seconds} s (train.checkpoint_timeout_s)",
+        path.display()
+    )]
+    NoAnswer { path: PathBuf, seconds: u64 },
     #[error(transparent)]
     Optimizer(#[from] crate::optim::Error),
     #[error(transparent)]
@@ -77,7 +88,7 @@ impl Error {
     pub fn is_of_files(&self) -> bool {
         match self {
             Error::Several { errors } => errors.iter().all(Error::is_of_files),
-            other => matches!(other, Error::Io { .. } | Error::OtherRank { .. }),
+            other => matches!(other, Error::Io { .. } | Error::OfRank { .. } | Error::NoAnswer { .. }),
         }
     }
 

@@ -3,14 +3,16 @@
 use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Error;
-use super::writer::{TaskWriter, WriteTask, Written};
+use super::writer::{Oversight, TaskWriter, WriteTask, Written};
+
+/// How long a thread of which nothing is wanted any more is waited for.
+const FAREWELL: Duration = Duration::from_secs(10);
 
 /// Where files are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +23,45 @@ pub enum WritePace {
     InTurn,
 }
 
+/// A rank's disk over its checkpoints: how long one operation may take, and who still waits for one that took longer. The
+/// kernel does not let go of a thread that waits for a disk, so nobody waits for that thread.
+#[derive(Debug)]
+pub struct DiskWatch {
+    timeout: Duration,
+    left: Mutex<Option<StuckWriter>>,
+}
+
+/// A thread that waits for its disk.
+#[derive(Debug)]
+struct StuckWriter {
+    thread: JoinHandle<()>,
+    since: Instant,
+}
+
+impl DiskWatch {
+    pub fn new(timeout: Duration) -> DiskWatch {
+        DiskWatch { timeout, left: Mutex::new(None) }
+    }
+
+    /// Since when a thread of an earlier checkpoint has waited, if one still does.
+    pub(super) fn waits_since(&self) -> Option<Instant> {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        left.take_if(|left| left.thread.is_finished());
+        left.as_ref().map(|left| left.since)
+    }
+
+    fn leave(&self, left: StuckWriter) {
+        *self.left.lock().unwrap_or_else(PoisonError::into_inner) = Some(left);
+    }
+}
+
+impl Default for DiskWatch {
+    /// A disk may take as long as it likes.
+    fn default() -> DiskWatch {
+        DiskWatch::new(Duration::MAX)
+    }
+}
+
 /// Does tasks in their order.
 #[derive(Debug)]
 pub(super) struct Helper {
@@ -29,6 +70,8 @@ pub(super) struct Helper {
     open: usize,
     /// What the last one that gave something back gave, or what went wrong first.
     outcome: Result<Written, Error>,
+    /// Since when the disk has not answered, once it is not waited for any more.
+    given_up: Option<Instant>,
     partial: PathBuf,
 }
 
@@ -38,50 +81,64 @@ enum Hands {
         tasks: Option<Sender<WriteTask>>,
         done: Receiver<Result<Written, Error>>,
         thread: Option<JoinHandle<()>>,
-        abandoned: Arc<AtomicBool>,
+        oversight: Arc<Oversight>,
+        /// The thread's signs of life, and when they were first that many.
+        seen: (u64, Instant),
+        disk: Arc<DiskWatch>,
     },
     /// Answers wait to be asked for.
     Own { writer: Box<TaskWriter>, done: VecDeque<Result<Written, Error>> },
 }
 
 impl Helper {
-    /// For rank `rank`, which writes into `partial`. That a thread cannot be started is what goes wrong first.
+    /// For rank `rank`, which writes into `partial`. That no thread can be started, or that an earlier one still waits for
+    /// the disk, is what goes wrong first.
     pub(super) fn new(
         pace: WritePace,
+        disk: Arc<DiskWatch>,
         (rank, partial): (usize, &Path),
-        writer: impl FnOnce(Arc<AtomicBool>) -> TaskWriter,
+        writer: impl FnOnce(Arc<Oversight>) -> TaskWriter,
     ) -> Helper {
-        let abandoned = Arc::new(AtomicBool::new(false));
-        let (mut writer, mut outcome) = (writer(abandoned.clone()), Ok(Written::Nothing));
+        let oversight = Arc::new(Oversight::default());
+        let (mut writer, mut outcome) = (writer(oversight.clone()), Ok(Written::Nothing));
         let hands = match pace {
             WritePace::InTurn => Hands::Own { writer: Box::new(writer), done: VecDeque::new() },
             WritePace::Beside => {
                 let (tasks, inbox) = channel();
                 let (outbox, done) = channel();
-                let work = move || inbox.into_iter().all(|task| outbox.send(writer.work(task)).is_ok());
-                let thread = thread::Builder::new().name(format!("checkpoint {rank}")).spawn(move || {
-                    let _ = work();
-                });
-                let thread = thread.map_err(Error::io("start a thread that writes", partial));
+                let work = move || {
+                    let _ = inbox.into_iter().all(|task| outbox.send(writer.work(task)).is_ok());
+                };
+                let thread = match disk.waits_since() {
+                    Some(since) => Err(no_answer(partial, since)),
+                    None => thread::Builder::new()
+                        .name(format!("checkpoint {rank}"))
+                        .spawn(work)
+                        .map_err(Error::io("start a thread that writes", partial)),
+                };
                 let thread = thread.map_err(|error| outcome = Err(error)).ok();
-                Hands::Thread { tasks: Some(tasks), done, thread, abandoned }
+                Hands::Thread { tasks: Some(tasks), done, thread, oversight, seen: (0, Instant::now()), disk }
             }
         };
-        Helper { hands, open: 0, outcome, partial: partial.to_owned() }
+        Helper { hands, open: 0, outcome, given_up: None, partial: partial.to_owned() }
     }
 
     pub(super) fn submit(&mut self, task: WriteTask) {
+        let begins = self.open == 0;
         self.open += 1;
         match &mut self.hands {
             Hands::Own { writer, done } => done.push_back(writer.work(task)),
-            Hands::Thread { tasks, .. } => {
+            Hands::Thread { tasks, seen, .. } => {
+                if begins {
+                    seen.1 = Instant::now();
+                }
                 // A thread that is gone is noticed where its answer is missed.
                 let _ = tasks.as_ref().map(|tasks| tasks.send(task));
             }
         }
     }
 
-    /// Whether all tasks are done, at the latest after some time.
+    /// Whether all tasks are done, or none will be, at the latest after some time.
     pub(super) fn is_done(&mut self, within: Duration) -> bool {
         while self.open > 0 {
             let answer = match &mut self.hands {
@@ -90,7 +147,15 @@ impl Helper {
             };
             let answer = match answer {
                 Ok(answer) => answer,
-                Err(RecvTimeoutError::Timeout) => return false,
+                Err(RecvTimeoutError::Timeout) => match self.stands_still() {
+                    Some(since) => {
+                        // Nothing more comes of what is open.
+                        self.open = 1;
+                        self.given_up = Some(since);
+                        Err(no_answer(&self.partial, since))
+                    }
+                    None => return false,
+                },
                 Err(RecvTimeoutError::Disconnected) => {
                     Err(Error::io("write", &self.partial)(io::Error::other("the thread that writes is gone")))
                 }
@@ -101,6 +166,16 @@ impl Helper {
             }
         }
         true
+    }
+
+    /// Since when the thread has given no sign of life, if that is longer than its disk may take.
+    fn stands_still(&mut self) -> Option<Instant> {
+        let Hands::Thread { oversight, seen, disk, .. } = &mut self.hands else { return None };
+        let signs = oversight.signs();
+        if signs != seen.0 {
+            *seen = (signs, Instant::now());
+        }
+        (seen.1.elapsed() >= disk.timeout).then_some(seen.1)
     }
 
     pub(super) fn has_failed(&self) -> bool {
@@ -117,14 +192,30 @@ impl Helper {
 }
 
 impl Drop for Helper {
-    /// What is under way ends soon, and nothing begins any more.
+    /// What is under way ends soon, unless its disk does not answer, and nothing begins any more.
     fn drop(&mut self) {
-        if let Hands::Thread { tasks, thread, abandoned, .. } = &mut self.hands {
-            abandoned.store(true, Relaxed);
-            *tasks = None;
-            if let Some(thread) = thread.take() {
-                let _ = thread.join();
+        let Hands::Thread { tasks, thread, oversight, done, disk, .. } = &mut self.hands else { return };
+        oversight.abandon();
+        *tasks = None;
+        let Some(thread) = thread.take() else { return };
+        let begun = Instant::now();
+        let patience = if self.given_up.is_some() { Duration::ZERO } else { FAREWELL };
+        loop {
+            match done.recv_timeout(patience.saturating_sub(begun.elapsed())) {
+                Ok(_) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    let _ = thread.join();
+                    return;
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    return disk.leave(StuckWriter { thread, since: self.given_up.unwrap_or(begun) });
+                }
             }
         }
     }
+}
+
+/// `partial` cannot be written.
+fn no_answer(partial: &Path, since: Instant) -> Error {
+    Error::NoAnswer { path: partial.to_owned(), seconds: since.elapsed().as_secs() }
 }

@@ -38,7 +38,7 @@ pub use element::ElementType;
 pub use error::Error;
 pub use file_set::{FileSet, TensorKind, check_within};
 pub use folder::{CHECKPOINTS, LATEST, link_latest, newest, set_damaged_aside, step_folder};
-pub use helper::WritePace;
+pub use helper::{DiskWatch, WritePace};
 pub use layout::{FileLayout, TensorEntry, TensorList};
 pub use load::{
     NewestWhole, OpenCheckpoint, check_fit, load_model, load_optimizer, open, open_found_whole, open_newest_whole,

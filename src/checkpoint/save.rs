@@ -23,7 +23,7 @@ use super::Error;
 use super::collect::{CheckpointFiles, FileBytes, collect, snapshot_bytes};
 use super::file_set::{FileSet, TensorKind};
 use super::held::{locals, tensors};
-use super::helper::{Helper, WritePace};
+use super::helper::{DiskWatch, Helper, WritePace};
 use super::manifest::TrainingProgress;
 use super::writer::{CheckpointPlace, Checksums, Outline, TaskWriter, WriteTask, Written};
 use crate::optim::Optimizer;
@@ -51,6 +51,8 @@ pub struct Destination<'a> {
     /// Most bytes of a file of tensors, unless one tensor has more.
     pub file_bytes: u64,
     pub pace: WritePace,
+    /// This rank's; without one a disk may take as long as it likes.
+    pub disk: Option<&'a Arc<DiskWatch>>,
     pub slow: SlowDisk,
 }
 
@@ -71,7 +73,8 @@ impl SlowDisk {
 impl Destination<'_> {
     /// A run's folder: all checkpoints stay, and tensors of a kind are in one file.
     pub fn of(run: &Path) -> Destination<'_> {
-        Destination { run, keep: 0, file_bytes: u64::MAX, pace: WritePace::Beside, slow: SlowDisk::UNTOLD }
+        let slow = SlowDisk::UNTOLD;
+        Destination { run, keep: 0, file_bytes: u64::MAX, pace: WritePace::Beside, disk: None, slow }
     }
 }
 
@@ -105,7 +108,8 @@ pub fn export(
     extra: Extra,
 ) -> Result<(), Error> {
     let files = files(model, None, mesh, file_bytes)?;
-    let writing = Writing::open(CheckpointPlace::Alone(folder.to_owned()), files, extra, mesh, WritePace::Beside)?;
+    let place = CheckpointPlace::Alone(folder.to_owned());
+    let writing = Writing::open(place, files, extra, mesh, (WritePace::Beside, Arc::default()))?;
     writing.stream(model, None, mesh)?.finish(mesh).map(drop)
 }
 
@@ -178,7 +182,8 @@ impl Writing {
     ) -> Result<Writing, Error> {
         let files = files(model, Some(optimizer), mesh, to.file_bytes)?;
         let place = CheckpointPlace::OfRun { run: to.run.to_owned(), step: extra.progress.step, keep: to.keep };
-        Ok(Writing { slow: to.slow, ..Writing::open(place, files, extra, mesh, to.pace)? })
+        let disk = to.disk.cloned().unwrap_or_default();
+        Ok(Writing { slow: to.slow, ..Writing::open(place, files, extra, mesh, (to.pace, disk))? })
     }
 
     fn open(
@@ -186,12 +191,12 @@ impl Writing {
         files: CheckpointFiles,
         extra: Extra,
         mesh: &Mesh,
-        pace: WritePace,
+        (pace, disk): (WritePace, Arc<DiskWatch>),
     ) -> Result<Writing, Error> {
         let (partial, rank) = (place.partial()?, (mesh.world.rank(), mesh.world.size()));
         let outline = Arc::new(Outline { place, partial, files, extra, rank });
-        let writer = |abandoned| TaskWriter::new(outline.clone(), abandoned);
-        let mut helper = Helper::new(pace, (rank.0, &outline.partial), writer);
+        let writer = |oversight| TaskWriter::new(outline.clone(), oversight);
+        let mut helper = Helper::new(pace, disk, (rank.0, &outline.partial), writer);
         helper.submit(WriteTask::Begin);
         Ok(Writing { outline, helper, stage: WriteStage::Begun, snapshot: None, slow: SlowDisk::UNTOLD })
     }
@@ -298,19 +303,17 @@ impl Writing {
         }
     }
 
-    /// What went wrong, here or on another rank.
+    /// What went wrong, on the first rank of those on which anything did.
     fn failure(&mut self, mesh: &Mesh) -> Result<Error, Error> {
         let own = self.helper.outcome().err();
         let told = own.as_ref().map(ToString::to_string).unwrap_or_default();
         let told = gather_bytes(told.into_bytes(), &mesh.world)?;
-        if mesh.world.rank() == 0 {
-            // The space it took may be just what is missing; what cannot be removed is found by the next write.
-            let _ = std::fs::remove_dir_all(&self.outline.partial);
-        }
+        self.helper.submit(WriteTask::Discard);
         let rank = told.iter().position(|text| !text.is_empty()).expect("a rank has failed");
-        let reason = || String::from_utf8_lossy(&told[rank]).into_owned();
-        let path = self.outline.place.folder();
-        Ok(own.unwrap_or_else(|| Error::OtherRank { path, rank, reason: reason() }))
+        let reason = String::from_utf8_lossy(&told[rank]).into_owned();
+        let (is_here, is_alone) = (mesh.world.rank() == rank, mesh.world.size() == 1);
+        let of_rank = || Error::OfRank { path: self.outline.place.folder(), rank, is_here, reason };
+        Ok(own.filter(|_| is_alone).unwrap_or_else(of_rank))
     }
 }
 
@@ -334,17 +337,18 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_millis(500);
     static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-    /// A checkpoint without tensors, whose helpers take so long for each stage, by rank.
-    fn write(run: &Path, slow: [Duration; 2]) -> Vec<PathBuf> {
+    /// A checkpoint without tensors, whose helpers take so long for each stage, by rank; what each rank has of it.
+    fn written(run: &Path, slow: [Duration; 2], disks: &[Arc<DiskWatch>; 2]) -> Vec<Result<PathBuf, String>> {
         let ended = threads::run(2, threads::Options { timeout: TIMEOUT }, |world| {
             let mesh = Mesh::of(world, MeshShape::of(2, 1))?;
+            let disk = disks[mesh.world.rank()].clone();
             let progress = TrainingProgress { step: 1, tokens: 0, seconds: 0.0, loss_trend: None };
             let extra = Extra { progress, data_fingerprint: String::new(), files: vec![("a".to_owned(), vec![1])] };
             let place = CheckpointPlace::OfRun { run: run.to_owned(), step: 1, keep: 0 };
             let files = CheckpointFiles { sets: Vec::new() };
             let slow_disk = SlowDisk { after: TIMEOUT, tell: |text| TOLD.lock().unwrap().push(text.to_owned()) };
             let mut writing =
-                Writing { slow: slow_disk, ..Writing::open(place, files, extra, &mesh, WritePace::Beside)? };
+                Writing { slow: slow_disk, ..Writing::open(place, files, extra, &mesh, (WritePace::Beside, disk))? };
             loop {
                 writing.helper.submit(WriteTask::Linger(slow[mesh.world.rank()]));
                 match writing.advance(&mesh)? {
@@ -353,7 +357,7 @@ mod tests {
                 }
             }
         });
-        ended.into_iter().map(|ended| ended.unwrap_or_else(|failure| panic!("{failure}"))).collect()
+        ended.into_iter().map(|ended| ended.map_err(|failure| failure.to_string())).collect()
     }
 
     /// The others meet it again and again, so that none is missing for longer than it may be, and hear for whom they wait.
@@ -361,12 +365,40 @@ mod tests {
     fn a_rank_with_a_slow_disk_times_nobody_out() {
         for slow in [[2 * TIMEOUT, Duration::ZERO], [Duration::ZERO, 2 * TIMEOUT]] {
             let (run, begun) = (tempfile::tempdir().expect("a folder"), Instant::now());
-            let folders = write(run.path(), slow);
+            let folders = written(run.path(), slow, &Default::default());
             assert!(begun.elapsed() > 6 * TIMEOUT, "it was slow");
-            assert!(folders.iter().all(|folder| folder.join("a").exists()));
+            assert!(folders.iter().all(|folder| folder.as_ref().unwrap().join("a").exists()), "{folders:?}");
             let told: Vec<String> = TOLD.lock().unwrap().drain(..).collect();
             let named = format!("for rank {} to write", usize::from(slow[0] < slow[1]));
             assert!(!told.is_empty() && told.iter().all(|text| text.contains(&named)), "{told:?}");
+        }
+    }
+
+    /// All give the checkpoint up, at once where the thread of an earlier one still waits for the disk; when it no longer
+    /// does, the next is written.
+    #[test]
+    fn a_rank_whose_disk_does_not_answer_is_not_waited_for() {
+        let hangs = 6 * TIMEOUT;
+        for slow in [[hangs, Duration::ZERO], [Duration::ZERO, hangs]] {
+            let run = tempfile::tempdir().expect("a folder");
+            let disks = [(); 2].map(|()| Arc::new(DiskWatch::new(TIMEOUT / 2)));
+            let rank = usize::from(slow[0] < slow[1]);
+            let begun = Instant::now();
+            for slow in [slow, [Duration::ZERO; 2]] {
+                let ended = written(run.path(), slow, &disks);
+                for (of, ended) in ended.into_iter().enumerate() {
+                    let told = ended.unwrap_err();
+                    let prefix = format!("rank {rank} could not write the checkpoint ");
+                    assert!(told.contains(&prefix), "rank {of}: {told}");
+                    assert!(told.contains("its file system has not answered for"), "{told}");
+                }
+            }
+            assert!(begun.elapsed() < hangs, "the thread still waits");
+            while disks[rank].waits_since().is_some() {
+                std::thread::sleep(TIMEOUT / 10);
+            }
+            assert!(begun.elapsed() >= hangs, "it is known to wait");
+            written(run.path(), [Duration::ZERO; 2], &disks).into_iter().for_each(|ended| drop(ended.unwrap()));
         }
     }
 }

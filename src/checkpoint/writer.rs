@@ -7,7 +7,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use super::Error;
 use super::collect::{CheckpointFiles, FileBytes};
@@ -15,8 +15,8 @@ use super::folder::{self, sync_folder};
 use super::manifest::{CheckpointManifest, Hasher, MANIFEST, regular};
 use super::save::Extra;
 
-/// Bytes between two looks at whether anybody still wants the checkpoint.
-const BETWEEN_LOOKS: usize = 4 << 20;
+/// Bytes between two signs of life.
+const BETWEEN_SIGNS: usize = 4 << 20;
 /// A process may have many files open, but not any number.
 const OPEN_MAX: usize = 64;
 
@@ -103,6 +103,8 @@ pub(super) enum WriteTask {
     Hash,
     /// Rank 0 writes the manifest, and gives the folder its name.
     Publish(Checksums),
+    /// Rank 0 removes what there is of a checkpoint that cannot be whole.
+    Discard,
     /// As long as a slow disk takes.
     #[cfg(test)]
     Linger(std::time::Duration),
@@ -120,25 +122,51 @@ pub(super) enum Written {
     Checksums(Checksums),
 }
 
+/// What a writer and the rank that waits for it know of each other.
+#[derive(Debug, Default)]
+pub(super) struct Oversight {
+    is_abandoned: AtomicBool,
+    signs: AtomicU64,
+}
+
+impl Oversight {
+    /// Nobody wants the checkpoint any more.
+    pub(super) fn abandon(&self) {
+        self.is_abandoned.store(true, Relaxed);
+    }
+
+    /// Whether the checkpoint is still wanted. Who asks gives a sign of life: it does so after every operation of the file
+    /// system that may take long.
+    fn is_wanted(&self) -> bool {
+        self.signs.fetch_add(1, Relaxed);
+        !self.is_abandoned.load(Relaxed)
+    }
+
+    /// Signs of life so far.
+    pub(super) fn signs(&self) -> u64 {
+        self.signs.load(Relaxed)
+    }
+}
+
 /// Does tasks in their order, until one fails.
 #[derive(Debug)]
 pub(super) struct TaskWriter {
     outline: Arc<Outline>,
     /// Those that this rank writes to.
     open: BTreeMap<usize, File>,
-    /// Set when nobody wants the checkpoint any more.
-    abandoned: Arc<AtomicBool>,
+    oversight: Arc<Oversight>,
     has_failed: bool,
 }
 
 impl TaskWriter {
-    pub(super) fn new(outline: Arc<Outline>, abandoned: Arc<AtomicBool>) -> TaskWriter {
-        TaskWriter { outline, open: BTreeMap::new(), abandoned, has_failed: false }
+    pub(super) fn new(outline: Arc<Outline>, oversight: Arc<Oversight>) -> TaskWriter {
+        TaskWriter { outline, open: BTreeMap::new(), oversight, has_failed: false }
     }
 
-    /// Does one task. After one that has failed nothing is done; the error was told.
+    /// Does one task. After one that has failed nothing is done but to tidy up; the error was told.
     pub(super) fn work(&mut self, task: WriteTask) -> Result<Written, Error> {
-        if self.has_failed || self.abandoned.load(Relaxed) {
+        let is_wanted = self.oversight.is_wanted() && !self.has_failed;
+        if !is_wanted && !matches!(task, WriteTask::Discard) {
             return Ok(Written::Nothing);
         }
         let outcome = match task {
@@ -149,6 +177,10 @@ impl TaskWriter {
             WriteTask::Sync => self.sync().map(|()| Written::Nothing),
             WriteTask::Hash => self.hash().map(Written::Checksums),
             WriteTask::Publish(sums) => self.publish(sums).map(|()| Written::Nothing),
+            WriteTask::Discard => {
+                self.discard();
+                Ok(Written::Nothing)
+            }
             #[cfg(test)]
             WriteTask::Linger(time) => {
                 std::thread::sleep(time);
@@ -171,14 +203,17 @@ impl TaskWriter {
             file.write_all(&layout.header).map_err(Error::io("write", &path))?;
             file.set_len(layout.file_bytes).map_err(Error::io("extend", &path))?;
             file.sync_all().map_err(Error::io("sync", &path))?;
+            if !self.oversight.is_wanted() {
+                return Ok(());
+            }
         }
         self.outline.small().try_for_each(|(name, contents)| write_durably(&partial.join(name), contents))
     }
 
     fn put(&mut self, blocks: &FileBytes) -> Result<(), Error> {
         for (number, at, bytes) in blocks.iter() {
-            for (chunk, at) in bytes.chunks(BETWEEN_LOOKS).zip((at..).step_by(BETWEEN_LOOKS)) {
-                if self.abandoned.load(Relaxed) {
+            for (chunk, at) in bytes.chunks(BETWEEN_SIGNS).zip((at..).step_by(BETWEEN_SIGNS)) {
+                if !self.oversight.is_wanted() {
                     return Ok(());
                 }
                 let written = self.file(number)?.write_all_at(chunk, at);
@@ -207,6 +242,9 @@ impl TaskWriter {
 
     fn sync(&mut self) -> Result<(), Error> {
         for (number, file) in std::mem::take(&mut self.open) {
+            if !self.oversight.is_wanted() {
+                break;
+            }
             file.sync_all().map_err(Error::io("sync", &self.path(number)))?;
         }
         Ok(())
@@ -222,8 +260,8 @@ impl TaskWriter {
     fn hash_of(&self, path: &Path) -> Result<String, Error> {
         let mut file = regular(path).map_err(Error::io("open", path))?;
         let mut hasher = Hasher::default();
-        while hasher.read(&mut file, BETWEEN_LOOKS).map_err(Error::io("read", path))? > 0 {
-            if self.abandoned.load(Relaxed) {
+        while hasher.read(&mut file, BETWEEN_SIGNS).map_err(Error::io("read", path))? > 0 {
+            if !self.oversight.is_wanted() {
                 break;
             }
         }
@@ -238,7 +276,15 @@ impl TaskWriter {
         let manifest = CheckpointManifest::new(extra.progress.clone(), extra.data_fingerprint.clone(), sums);
         write_durably(&partial.join(MANIFEST), &manifest.sealed())?;
         sync_folder(partial)?;
-        place.publish(partial)
+        // A rank whose disk answers late does not name a checkpoint that the others have given up.
+        if self.oversight.is_wanted() { place.publish(partial) } else { Ok(()) }
+    }
+
+    /// The space that it took may be just what is missing. What cannot be removed is found by the next write.
+    fn discard(&self) {
+        if self.outline.leads() {
+            let _ = std::fs::remove_dir_all(&self.outline.partial);
+        }
     }
 }
 

@@ -33,6 +33,7 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("train.clip", from_zero(1.0)),
     ("train.checkpoint_every", whole(0, i64::MAX)),
     ("train.checkpoint_file_mib", whole(0, COUNT_MAX)),
+    ("train.checkpoint_timeout_s", whole(1, COUNT_MAX)),
     ("train.keep", whole(0, COUNT_MAX)),
     ("train.check_replicas_every", whole(0, i64::MAX)),
     ("train.eval_every", whole(0, i64::MAX)),

@@ -13,6 +13,7 @@ const RESUMABLE: &[&str] = &[
     "train.checkpoint_every",
     "train.checkpoint_file_mib",
     "train.checkpoint_async",
+    "train.checkpoint_timeout_s",
     "train.keep",
     "train.check_replicas_every",
     "train.elastic",

@@ -87,6 +87,9 @@ pub struct Training {
     /// Training goes on while a checkpoint is written, of a copy of the state.
     #[serde(default)]
     pub checkpoint_async: bool,
+    /// Seconds after which a disk that has not answered one operation of a checkpoint's is not waited for any longer.
+    #[serde(default = "default_checkpoint_timeout_s")]
+    pub checkpoint_timeout_s: u64,
     /// Checkpoints kept, newest first; 0 means all.
     #[serde(default = "default_keep")]
     pub keep: usize,
@@ -161,6 +164,10 @@ fn default_eps() -> f64 {
 
 fn default_clip() -> f64 {
     1.0
+}
+
+fn default_checkpoint_timeout_s() -> u64 {
+    1800
 }
 
 fn default_keep() -> usize {

@@ -153,7 +153,7 @@ impl Error {
             Error::Comm(error) | Error::Checkpoint(checkpoint::Error::Comm(error)) => {
                 matches!(error, comm::Error::Aborted { .. })
             }
-            Error::Checkpoint(checkpoint::Error::OtherRank { .. })
+            Error::Checkpoint(checkpoint::Error::OfRank { is_here: false, .. })
             | Error::NonFiniteElsewhere { .. }
             | Error::Device { failure: DeviceFailure::Ended { .. }, .. } => true,
             Error::Backward(failure) => {

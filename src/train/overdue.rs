@@ -26,12 +26,14 @@ impl Overdue {
         step >= self.again
     }
 
-    pub(super) fn warning(&self, step: u64, error: &checkpoint::Error, (run, steps): (&Path, u64)) -> String {
-        let kept = match checkpoint::newest(run) {
-            Ok(Some(newest)) => format!("{} is the newest", newest.display()),
-            Ok(None) => "no checkpoint is the newest".to_owned(),
-            Err(error) => format!("which is the newest is not known ({error})"),
-        };
+    pub(super) fn warning(
+        &self,
+        step: u64,
+        error: &checkpoint::Error,
+        (newest, steps): (Option<&Path>, u64),
+    ) -> String {
+        let kept =
+            newest.map_or("no checkpoint is the newest".to_owned(), |path| format!("{} is the newest", path.display()));
         let early = if self.again < steps { format!("after step {} or ", self.again) } else { String::new() };
         format!(
             "warning: no checkpoint of step {step}: {error}\n  training goes on, and tries again {early}with the next \

@@ -154,7 +154,7 @@ impl<'a> Loop<'a> {
         trainer.mesh.measured_ways().iter().for_each(|measured| screen.progress.note(&measured.to_string()));
         let (waiting_s, group) = (vec![0.0; rank.world.size()], trainer.mesh.expert.size());
         let rows_sent = vec![vec![0; group]; if config.moe.is_some() { rank.world.size() } else { 0 }];
-        let saving = Saving::new(config, &data.corpus, &rank);
+        let saving = Saving::new(config, &data.corpus, &rank)?;
         Ok(Loop {
             rank,
             job,
@@ -183,11 +183,10 @@ impl<'a> Loop<'a> {
             stops = taken.map_err(|error| error.at(step, None))?;
         }
         let status = if self.reached.step < train.steps { Status::Interrupted } else { Status::Done };
-        let (last, run) = (self.reached.step, &self.job.config.run.dir);
+        let last = self.reached.step;
         let said = self.saving.settle(&self.trainer, last).map_err(within(last, "checkpoint"))?;
         self.say(said);
-        let saved = checkpoint::newest(run).is_ok_and(|newest| newest == Some(checkpoint::step_folder(run, last)));
-        if last > 0 && !self.any_rank(saved)? {
+        if last > 0 && !self.any_rank(self.saving.has(last))? {
             if train.check_replicas_every > 0 {
                 self.check_replicas().map_err(|error| error.at(last, None))?;
             }

@@ -1,11 +1,15 @@
 //! The checkpoints of a run: when each is written, beside the steps or between them, and what becomes of it.
 
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::error::Error;
 use super::overdue::Overdue;
 use super::step::Trainer;
-use crate::checkpoint::{self, Destination, Extra, SlowDisk, TrainingProgress, WritePace, WriteProgress, Writing};
+use crate::checkpoint::{
+    self, Destination, DiskWatch, Extra, SlowDisk, TrainingProgress, WritePace, WriteProgress, Writing,
+};
 use crate::config::Config;
 use crate::data::{Corpus, Split};
 use crate::launch::Rank;
@@ -26,11 +30,23 @@ pub(super) struct Saving<'a> {
     /// Written while steps are taken.
     under_way: Option<Writing>,
     overdue: Option<Overdue>,
+    /// The newest that is whole. A disk that has failed is not asked.
+    newest: Option<PathBuf>,
+    disk: Arc<DiskWatch>,
 }
 
 impl<'a> Saving<'a> {
-    pub(super) fn new(config: &'a Config, corpus: &'a Corpus, rank: &Rank) -> Saving<'a> {
-        Saving { config, corpus, rank: rank.clone(), under_way: None, overdue: None }
+    /// # Errors
+    /// A folder of checkpoints that cannot be read.
+    pub(super) fn new(config: &'a Config, corpus: &'a Corpus, rank: &Rank) -> Result<Saving<'a>, Error> {
+        let newest = checkpoint::newest(&config.run.dir)?;
+        let disk = Arc::new(DiskWatch::new(Duration::from_secs(config.train.checkpoint_timeout_s)));
+        Ok(Saving { config, corpus, rank: rank.clone(), under_way: None, overdue: None, newest, disk })
+    }
+
+    /// Whether the state behind `step` is written.
+    pub(super) fn has(&self, step: u64) -> bool {
+        self.newest.as_ref() == Some(&checkpoint::step_folder(&self.config.run.dir, step))
     }
 
     /// Whether `step` leaves a checkpoint. That of the last is written when the run ends. One that is overdue is not begun
@@ -59,7 +75,7 @@ impl<'a> Saving<'a> {
                 self.under_way = Some(*writing);
                 return Ok(None);
             }
-            Ok(WriteProgress::Whole(_)) => Ok(()),
+            Ok(WriteProgress::Whole(folder)) => Ok(folder),
             Err(error) => Err(error.into()),
         };
         self.end(outcome, of, step)
@@ -73,7 +89,7 @@ impl<'a> Saving<'a> {
         let Some(writing) = self.under_way.take() else { return Ok(None) };
         let of = writing.step();
         let outcome = self.rank.ledger.uncounted(|| writing.finish(&trainer.mesh));
-        self.end(outcome.map(drop).map_err(Error::from), of, step)
+        self.end(outcome.map_err(Error::from), of, step)
     }
 
     /// Writes a checkpoint, or begins to; what is to be said. Collective.
@@ -106,11 +122,10 @@ impl<'a> Saving<'a> {
     ///
     /// # Errors
     /// What the ranks could not write.
-    pub(super) fn save_now(&self, trainer: &mut Trainer, reached: &TrainingProgress) -> Result<(), Error> {
+    pub(super) fn save_now(&self, trainer: &mut Trainer, reached: &TrainingProgress) -> Result<PathBuf, Error> {
         let extra = self.extra(trainer, reached)?;
         let Trainer { model, optimizer, mesh, .. } = trainer;
-        self.rank.ledger.uncounted(|| checkpoint::save(self.to(), model, optimizer, mesh, extra))?;
-        Ok(())
+        Ok(self.rank.ledger.uncounted(|| checkpoint::save(self.to(), model, optimizer, mesh, extra))?)
     }
 
     fn begin(&mut self, trainer: &mut Trainer, reached: &TrainingProgress) -> Result<(), Error> {
@@ -122,12 +137,13 @@ impl<'a> Saving<'a> {
         trainer.within_budget(reached.step)
     }
 
-    fn to(&self) -> Destination<'a> {
+    fn to(&self) -> Destination<'_> {
         let (run, train) = (&self.config.run.dir, &self.config.train);
         let pace = if self.rank.runs_alone { WritePace::InTurn } else { WritePace::Beside };
         let after = Duration::from_secs(self.config.parallel.timeout_s);
         let slow = if self.rank.runs_alone { SlowDisk::UNTOLD } else { SlowDisk { after, tell: metrics::say } };
-        Destination { run, keep: train.keep, file_bytes: train.checkpoint_file_bytes(), pace, slow }
+        let file_bytes = train.checkpoint_file_bytes();
+        Destination { run, keep: train.keep, file_bytes, pace, disk: Some(&self.disk), slow }
     }
 
     fn extra(&self, trainer: &mut Trainer, reached: &TrainingProgress) -> Result<Extra, Error> {
@@ -147,13 +163,16 @@ impl<'a> Saving<'a> {
     }
 
     /// What is to be said when the checkpoint of step `of` is whole, or cannot be, by step `now`.
-    fn end(&mut self, outcome: Result<(), Error>, of: u64, now: u64) -> Result<Option<String>, Error> {
+    fn end(&mut self, outcome: Result<PathBuf, Error>, of: u64, now: u64) -> Result<Option<String>, Error> {
         match outcome {
-            Ok(()) => Ok(self.overdue.take().map(|overdue| overdue.is_made_up(of))),
+            Ok(folder) => {
+                self.newest = Some(folder);
+                Ok(self.overdue.take().map(|overdue| overdue.is_made_up(of)))
+            }
             Err(Error::Checkpoint(error)) if error.is_of_files() => {
                 let overdue = Overdue::after(self.overdue, of, now);
                 self.overdue = Some(overdue);
-                Ok(Some(overdue.warning(of, &error, (&self.config.run.dir, self.config.train.steps))))
+                Ok(Some(overdue.warning(of, &error, (self.newest.as_deref(), self.config.train.steps))))
             }
             Err(error) => Err(error),
         }

@@ -74,6 +74,7 @@ mod score;
 mod simulate;
 mod slices;
 mod slow_disk;
+mod stalled_disk;
 mod storage;
 mod storage_runs;
 mod surgery;
