@@ -65,17 +65,41 @@ pub(super) fn planned(config: &Config, neighbours: usize) -> Result<Forecast, Co
 /// Refuses a run of which a rank needs more than it may hold, before it makes the machine unusable. The process
 /// itself takes more than is planned, hence the eighth to spare.
 pub(super) fn check(config: &Config, task: &Task, neighbours: usize, cost: &StepCost) -> Result<(), CommandFailure> {
+    match too_small(config, task, neighbours, cost)? {
+        Some(machine) => Err(CommandFailure::Request(anyhow::anyhow!(
+            "{}; {}",
+            shortage(task, cost, &machine),
+            remedy(task, &machine)
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// What is to be set for a run to fit that does not, and go on as the run that it was: nothing where it fits, or where nothing
+/// would. A resumed run keeps its micro-batch.
+pub(super) fn refit(config: &Config, neighbours: usize) -> Result<Vec<String>, CommandFailure> {
+    let Forecast { task, skewed, .. } = Forecast::new(config, neighbours)?;
+    let Some(machine) = too_small(config, &task, neighbours, &skewed)? else { return Ok(Vec::new()) };
+    let found = search(&task, &machine, &task.skew()).into_iter();
+    let mut fitting = found.filter(|one| one.fits && one.micro_batch == task.micro_batch);
+    Ok(fitting.next().map(|first| first.set).unwrap_or_default())
+}
+
+/// This machine, if a rank needs more of it than it may hold.
+fn too_small(
+    config: &Config,
+    task: &Task,
+    neighbours: usize,
+    cost: &StepCost,
+) -> Result<Option<Machine>, CommandFailure> {
     // Without a look at the machine's speed where everything fits.
     let budget = config.memory.budget_bytes().unwrap_or(u64::MAX);
     let free = train::rank_memory(config, neighbours).unwrap_or(u64::MAX);
     if cost.at_peak.total() <= budget && cost.at_peak.total().saturating_add(cost.offloaded) <= free - free / 8 {
-        return Ok(());
+        return Ok(None);
     }
     let machine = machine::named(machine::HERE, config, neighbours)?;
-    if machine.holds(&task.layout, cost) {
-        return Ok(());
-    }
-    Err(CommandFailure::Request(anyhow::anyhow!("{}; {}", shortage(task, cost, &machine), remedy(task, &machine))))
+    Ok((!machine.holds(&task.layout, cost)).then_some(machine))
 }
 
 /// Which rank needs what, and how much it may hold.

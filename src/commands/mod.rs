@@ -7,6 +7,7 @@ mod ceilings;
 mod convert;
 mod decoding;
 mod devices;
+mod elastic;
 mod evaluate;
 mod first_and_last;
 mod fit;
@@ -64,12 +65,7 @@ impl From<Refusal> for CommandFailure {
 impl Process {
     /// [`Process::in_turn`] for what commands do.
     fn agree<T>(&self, f: impl FnOnce() -> Result<T, CommandFailure>) -> Result<T, CommandFailure> {
-        let refused = |failure| match failure {
-            CommandFailure::Request(error) => Refusal { is_request: true, text: chain(&error) },
-            CommandFailure::Run(error) => Refusal { is_request: false, text: chain(&error) },
-            CommandFailure::Told(code) => Refusal { is_request: code == 2, text: "see above".to_owned() },
-        };
-        Ok(self.in_turn(|| f().map_err(refused))?)
+        Ok(self.in_turn(|| f().map_err(CommandFailure::told))?)
     }
 }
 
@@ -80,6 +76,15 @@ impl CommandFailure {
 
     fn run(error: impl Into<anyhow::Error>) -> CommandFailure {
         CommandFailure::Run(error.into())
+    }
+
+    /// As other processes hear of it.
+    fn told(self) -> Refusal {
+        match self {
+            CommandFailure::Request(error) => Refusal { is_request: true, text: chain(&error) },
+            CommandFailure::Run(error) => Refusal { is_request: false, text: chain(&error) },
+            CommandFailure::Told(code) => Refusal { is_request: code == 2, text: "see above".to_owned() },
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use guildhall_tensor::Cause;
 
 use super::blocking;
+use super::elastic;
 use super::first_and_last::FirstAndLast;
 use super::fit;
 use super::forecast::Forecast;
@@ -15,10 +16,10 @@ use super::prepare::{found, held_out_parts, prepare, training_rows};
 use super::restarts;
 use super::{CommandFailure, bytes, program, say, short, word};
 use crate::cli::TrainArgs;
-use crate::config::{self, Config, Loaded};
+use crate::config::{Config, Loaded};
 use crate::data::tasks::PartLabel;
 use crate::data::{Split, Tokenizer};
-use crate::launch::{Joined, Launched, Process, RunFailure};
+use crate::launch::{Joined, Process, RunFailure};
 use crate::memory::{self, RecomputeMode, RecomputedOp};
 use crate::metrics::{self, Status, Summary, median_tokens_per_s, peak_rss_mb};
 use crate::moe::Routings;
@@ -31,12 +32,10 @@ pub(super) fn run(arguments: TrainArgs) -> Result<(), CommandFailure> {
         return restarts::run(arguments, restarts);
     }
     restarts::look_after(arguments.started_by)?;
-    let processes = Launched::here().map(|launched| launched.size);
-    let set = arguments.backend.with(&arguments.overrides.set);
-    let loaded =
-        config::load_launched(&arguments.recipe, &set, arguments.ranks, processes).map_err(CommandFailure::request)?;
+    let loaded = elastic::load(&arguments, &[])?;
     fit::here(&loaded.config)?;
     let mut joined = Joined::of(&loaded.config.parallel, super::give_up)?;
+    let loaded = elastic::fitted(&joined.process, loaded, &arguments)?;
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();
     let handle = move || flag.store(true, Ordering::Relaxed);

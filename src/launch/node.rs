@@ -2,16 +2,43 @@
 
 use std::fs;
 
+/// Where a rank is, as its process tells the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RankPlace {
+    pub(super) machine: String,
+    pub(super) node: String,
+    pub(super) cores: String,
+    /// What it has for carrying GPUs' memory.
+    pub(super) carriers: String,
+}
+
+impl RankPlace {
+    /// Of the ranks of this process.
+    pub(super) fn here(carriers: String) -> RankPlace {
+        RankPlace { machine: machine(), node: node(), cores: cores(), carriers }
+    }
+
+    pub(super) fn told(&self) -> String {
+        format!("{}\n{}\n{}\n{}", self.machine, self.node, self.cores, self.carriers)
+    }
+
+    pub(super) fn of(told: &str) -> RankPlace {
+        let mut lines = told.lines().map(str::to_owned);
+        let mut line = || lines.next().unwrap_or_default();
+        RankPlace { machine: line(), node: line(), cores: line(), carriers: line() }
+    }
+}
+
 /// What processes of one machine, and no others, have in common: they share its memory and its cores. Where there is no such
 /// thing, each has its own machine.
-pub(super) fn machine() -> String {
+fn machine() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     id.map_or_else(|_| format!("process {}", std::process::id()), |id| id.trim().to_owned())
 }
 
 /// The cores on which this process may run: a launcher may have dealt them. Processes of one machine that are told the same
 /// share them. Containers do not: each may have a quota of its own.
-pub(super) fn cores() -> String {
+fn cores() -> String {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or("all");
     let container = fs::read_link("/proc/self/ns/cgroup").map(|space| space.display().to_string());

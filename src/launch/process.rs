@@ -15,7 +15,7 @@ use guildhall_tensor::{Blocking, DeviceFailure, on_device};
 
 use super::carriers::{DevicePath, between_processes, told, within_a_process};
 use super::ending::{Ending, verdict};
-use super::node::{cores, machine, node, places_on};
+use super::node::{RankPlace, places_on};
 use super::{Rank, Refusal, RunFailure, Tellable, in_pool, rank_of, share_of_cores};
 use crate::parallel::{self, Nodes};
 
@@ -48,28 +48,6 @@ pub struct Process {
     blocking: Blocking,
     /// Of what is in GPUs' memory, from rank to rank.
     path: DevicePath,
-}
-
-/// Where a rank is, as its process tells the others.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct RankPlace {
-    machine: String,
-    node: String,
-    cores: String,
-    /// What it has for carrying GPUs' memory.
-    carriers: String,
-}
-
-impl RankPlace {
-    fn told(&self) -> String {
-        format!("{}\n{}\n{}\n{}", self.machine, self.node, self.cores, self.carriers)
-    }
-
-    fn of(told: &str) -> RankPlace {
-        let mut lines = told.lines().map(str::to_owned);
-        let mut line = || lines.next().unwrap_or_default();
-        RankPlace { machine: line(), node: line(), cores: line(), carriers: line() }
-    }
 }
 
 /// What other ranks have said and has not been asked for yet.
@@ -121,7 +99,7 @@ impl Process {
     /// When it has met the others.
     fn met(self, config: &parallel::Config) -> Result<Process, Refusal> {
         let mut process = self;
-        let here = RankPlace { machine: machine(), node: node(), cores: cores(), carriers: told(config) };
+        let here = RankPlace::here(told(config));
         process.tell_all(&here.told());
         let mut places = vec![here.clone(); process.members[0].world.size()];
         for rank in process.others() {
@@ -217,6 +195,19 @@ impl Process {
         let value = result?;
         self.others().into_iter().filter(|rank| *rank != 0).try_for_each(done)?;
         Ok(value)
+    }
+
+    /// What `f` comes to in the process that leads, in all of them. Collective over the processes.
+    ///
+    /// # Errors
+    /// As [`Process::in_turn`].
+    pub fn as_leader(&self, f: impl FnOnce() -> Result<String, Refusal>) -> Result<String, Refusal> {
+        let found = self.in_turn(|| if self.leads() { f() } else { Ok(String::new()) })?;
+        if !self.leads() {
+            return self.hear(0, None).map_err(Process::lost);
+        }
+        self.tell_all(&found);
+        Ok(found)
     }
 
     /// Calls `f`, which may take hours where it prepares a corpus, and meanwhile tells the others that this process lives.

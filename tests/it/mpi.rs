@@ -221,6 +221,25 @@ fn an_elastic_run_goes_on_with_fewer_processes() {
     assert_near("four ranks, then two", &numbers(&shop, "runs/tiny"), &numbers(&shop, "four"), ROUNDING);
 }
 
+/// Two processes have to hold what four had: a layout that does not fit is exchanged for one that does, to the same numbers.
+#[test]
+fn an_elastic_run_that_does_not_fit_takes_the_planners_layout() {
+    let shop = Workshop::new();
+    let steps = "--set train.schedule=constant --set train.warmup_steps=0 --set train.steps=8";
+    let recipe = format!("{}\n[parallel]\nranks = 4\nexpert = 4\n", shop.read(RECIPE));
+    shop.write(RECIPE, &recipe);
+    let finished = launched(&shop, 4, &format!("--set train.elastic=true {steps} --set train.steps=4"));
+    assert_eq!(finished.code, Some(0), "{}", finished.err);
+    let elastic = format!("--set train.elastic=true --set memory.budget=BUDGET {steps} --resume");
+    let finished = launched(&shop, 2, &elastic.replace("BUDGET", "900KB"));
+    assert_eq!(finished.code, Some(0), "{}", finished.err);
+    assert!(finished.err.contains("the recipe's layout does not fit the memory of 2 ranks"), "{}", finished.err);
+    shop.succeeds(&format!("train {RECIPE} {steps} --set run.dir=four"));
+    assert_near("four ranks, then two", &numbers(&shop, "runs/tiny"), &numbers(&shop, "four"), ROUNDING);
+    let refused = launched(&shop, 2, &elastic.replace("BUDGET", "100KB"));
+    is_refused(&refused, "memory.budget lets it hold 100 kB; none of ");
+}
+
 /// A search whose layouts of several ranks are processes.
 fn verified(shop: &Workshop, options: &str) -> Finished {
     let words = "--engine mpi --launcher \"$MPIRUN -n {ranks}\" --set train.eval_every=0 --set model.init_std=0.1";
