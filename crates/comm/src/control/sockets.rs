@@ -24,7 +24,7 @@ const GREETING: [u8; 8] = *b"guildctl";
 /// How long a caller may take to say who it is.
 const GREETING_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long a peer may leave its connection unread before it is given up. Peers have a thread that only reads.
+/// The longest that a peer may leave its connection unread before it is given up. Peers have a thread that only reads.
 const SEND_WITHIN: Duration = Duration::from_secs(60);
 
 /// Where the ranks above call.
@@ -86,7 +86,7 @@ impl Doorway {
                 streams[peer] = Some(stream);
             }
         }
-        Sockets::over(rank, streams)
+        Sockets::over(rank, streams, patience.clamp(Duration::from_millis(1), SEND_WITHIN))
     }
 
     /// The next caller, if one calls in time.
@@ -148,12 +148,12 @@ struct Sockets {
 }
 
 impl Sockets {
-    fn over(rank: usize, streams: Vec<Option<TcpStream>>) -> io::Result<Arc<dyn ControlLane>> {
+    fn over(rank: usize, streams: Vec<Option<TcpStream>>, unread: Duration) -> io::Result<Arc<dyn ControlLane>> {
         let inbox = Inbox::new();
         for (peer, stream) in streams.iter().enumerate() {
             let Some(stream) = stream else { continue };
             stream.set_nodelay(true)?;
-            stream.set_write_timeout(Some(SEND_WITHIN))?;
+            stream.set_write_timeout(Some(unread))?;
             let (stream, inbox) = (stream.try_clone()?, inbox.clone());
             // It ends with the connection, when both ends have left.
             let reader = thread::Builder::new().name(format!("control {rank} from {peer}"));
