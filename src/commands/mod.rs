@@ -38,7 +38,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::cli::{Cli, Command};
-use crate::launch::{self, Launched, Process, Refusal};
+use crate::launch::{Launched, Process, Refusal};
 use crate::metrics::say;
 
 /// Why a command ended without doing what was asked.
@@ -156,12 +156,7 @@ pub fn give_up(why: &str) -> ! {
 
 /// Commands but for training run in one process.
 fn stands_alone() -> Result<(), CommandFailure> {
-    let Some(Launched { by, size, .. }) = Launched::here() else {
-        return match Launched::is_one_of_many() {
-            true => Err(CommandFailure::Request(anyhow::anyhow!(launch::SIZE_UNTOLD))),
-            false => Ok(()),
-        };
-    };
+    let Some(Launched { by, size, .. }) = Launched::for_certain()? else { return Ok(()) };
     let refused =
         format!("{by} has started {size} processes, but only train runs in more than one: start it without {by}");
     Err(CommandFailure::Request(anyhow::anyhow!(refused)))

@@ -6,10 +6,6 @@ use crate::parallel;
 #[cfg(feature = "mpi")]
 use super::mpi;
 
-/// Why a process does not stand alone, though nobody says how many there are.
-pub const SIZE_UNTOLD: &str = "PMIX_RANK is set, so a launcher has started this process, but no variable says how many it has \
-                               started: start it by mpirun or srun, or unset PMIX_RANK";
-
 /// Says why, and ends the process.
 pub type GiveUp = fn(&str) -> !;
 
@@ -29,8 +25,7 @@ impl Joined {
     ///
     /// `give_up` is called where MPI waits for others longer than `parallel.timeout_s`: that has no other end.
     pub fn of(config: &parallel::Config, give_up: GiveUp) -> Result<Joined, Refusal> {
-        match Launched::here() {
-            None if Launched::is_one_of_many() => Err(Refusal { is_request: true, text: SIZE_UNTOLD.to_owned() }),
+        match Launched::for_certain()? {
             None => Ok(Joined::alone(config)),
             Some(launched) => {
                 agrees(config, &launched)?;

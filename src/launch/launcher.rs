@@ -2,6 +2,12 @@
 
 use std::env;
 
+use super::Refusal;
+
+/// Why a process does not stand alone, though nobody says how many there are.
+const SIZE_UNTOLD: &str = "PMIX_RANK is set, so a launcher has started this process, but no variable says how many it has \
+                           started: start it by mpirun or srun, or unset PMIX_RANK";
+
 /// What a launcher says in the environment of the processes it starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launched {
@@ -33,9 +39,15 @@ impl Launched {
         LAUNCHERS.iter().find_map(of).filter(|launched| launched.size > 1)
     }
 
-    /// Whether this process is one of a launcher that does not say how many there are: PMIx tells that to its library only.
-    pub fn is_one_of_many() -> bool {
-        Launched::lacks_size(|name| env::var(name).ok())
+    /// The same, where it must be certain.
+    ///
+    /// # Errors
+    /// A launcher that does not say how many there are: PMIx tells that to its library only.
+    pub fn for_certain() -> Result<Option<Launched>, Refusal> {
+        if Launched::lacks_size(|name| env::var(name).ok()) {
+            return Err(Refusal { is_request: true, text: SIZE_UNTOLD.to_owned() });
+        }
+        Ok(Launched::here())
     }
 
     fn lacks_size(value: impl Fn(&str) -> Option<String>) -> bool {

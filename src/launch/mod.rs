@@ -34,7 +34,7 @@ use backend::device;
 pub use backend::{MissingBackend, memory_apart, open_backend};
 pub use carriers::{DevicePath, transport_is_here};
 pub use ending::{Refusal, RunFailure, Tellable};
-pub use join::{GiveUp, Joined, SIZE_UNTOLD};
+pub use join::{GiveUp, Joined};
 pub use launcher::Launched;
 pub use process::{Member, Process};
 pub use restarts::{Ended, end_with, supervise};
