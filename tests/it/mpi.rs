@@ -1,13 +1,17 @@
 //! Ranks that are processes of a launcher of MPI: they train to the bits of thread ranks, and whatever becomes of one of
 //! them, all end and say why.
 
+mod refusals;
+
 use std::fs;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use refusals::is_refused;
+
 use crate::cuda::{ROUNDING, assert_near, exported, numbers};
-use crate::program::{Finished, PROGRAM, RECIPE, Running, Workshop, send_signal, wait_until};
+use crate::program::{Finished, PROGRAM, RECIPE, Running, Workshop, send_signal, skipped, wait_until};
 use crate::replicas::{COMPARED, KEPT, flip_in_memory, kept_values};
 
 /// As root and with more ranks than cores, both of which Open MPI asks to be told; MPICH does not ask.
@@ -21,6 +25,57 @@ fn launch(shop: &Workshop, ranks: usize, options: &str) -> Running {
 
 fn launched(shop: &Workshop, ranks: usize, options: &str) -> Finished {
     launch(shop, ranks, options).wait()
+}
+
+/// Begins a script of which each rank runs a copy.
+const RANK: &str = "RANK=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; ";
+
+/// Has Open MPI end nobody when a rank has ended with an error or is lost.
+const MCA: &str = "--mca orte_abort_on_non_zero_status 0 --enable-recovery";
+
+/// [`MCA`], where the launcher knows it: `MPIRUN` may be another.
+fn without_help(shop: &Workshop) -> Option<&'static str> {
+    let knows = shop.start_shell(&format!("{TOLD} exec $MPIRUN {MCA} -n 1 true")).wait().code == Some(0);
+    knows.then_some(MCA)
+}
+
+/// The launcher, which ends nobody if it can be told so.
+fn helping_nobody(shop: &Workshop) -> String {
+    format!("$MPIRUN {}", without_help(shop).unwrap_or_default())
+}
+
+/// How each rank that runs `script` ends, and what it says itself: the launcher sees no output and no code.
+fn each_by_itself(shop: &Workshop, ranks: usize, script: &str) -> Vec<Finished> {
+    each_under(&helping_nobody(shop), shop, ranks, script)
+}
+
+fn each_under(launcher: &str, shop: &Workshop, ranks: usize, script: &str) -> Vec<Finished> {
+    collected(shop, ranks, start_each(launcher, shop, ranks, script))
+}
+
+/// Starts ranks each of which has files of its own for what it says.
+fn start_each(launcher: &str, shop: &Workshop, ranks: usize, script: &str) -> Running {
+    for file in (0..ranks).flat_map(|rank| ["out", "err", "code"].map(|what| shop.path(&format!("{what}.{rank}")))) {
+        // Those of an earlier run, if there was one.
+        let _ = fs::remove_file(file);
+    }
+    shop.write("each", &format!("{RANK} ({script}) >out.$RANK 2>err.$RANK; echo $? >code.$RANK"));
+    shop.start_shell(&format!("{TOLD} exec {launcher} -n {ranks} sh each"))
+}
+
+/// What is in these files when all have ended.
+fn collected(shop: &Workshop, ranks: usize, launcher: Running) -> Vec<Finished> {
+    let launcher = launcher.wait();
+    let said = |rank: usize, what: &str| {
+        let said = fs::read_to_string(shop.path(&format!("{what}.{rank}")));
+        said.unwrap_or_else(|error| panic!("{what} of rank {rank}: {error}: {launcher:?}"))
+    };
+    let ended = |rank| Finished {
+        code: said(rank, "code").trim().parse().ok(),
+        out: said(rank, "out"),
+        err: said(rank, "err"),
+    };
+    (0..ranks).map(ended).collect()
 }
 
 /// All-to-alls that go `way` between nodes of so many ranks, over links that cost nothing.
@@ -47,8 +102,9 @@ fn processes_train_to_the_bits_of_threads() {
     for (ranks, mesh) in meshes {
         // Three ranks need a step that they can share.
         let options = format!("{mesh} --set train.batch_tokens=384");
-        let finished = launched(&shop, ranks, &format!("{options} --set run.dir=processes"));
-        assert_eq!(finished.code, Some(0), "{mesh}: {}", finished.err);
+        let script = format!("exec {PROGRAM} train {RECIPE} {options} --set run.dir=processes");
+        let ended = each_by_itself(&shop, ranks, &script);
+        assert!(ended.iter().all(|rank| rank.code == Some(0)), "{mesh}: {ended:?}");
         shop.succeeds(&format!("train {RECIPE} {options} --ranks {ranks} --set run.dir=threads"));
         for step in [4, 6] {
             assert!(
@@ -61,7 +117,10 @@ fn processes_train_to_the_bits_of_threads() {
         }
         let sent = |run: &str| shop.summary(run)["traffic"].clone();
         assert_eq!(sent("processes"), sent("threads"), "{ranks} ranks, {mesh}");
-        assert_eq!(finished.err.matches("done ").count(), 1, "one rank speaks: {}", finished.err);
+        let (first, others) = ended.split_first().expect("ranks");
+        assert!(first.out.is_empty() && first.err.contains("done "), "{mesh}: {first:?}");
+        let is_silent = |rank: &Finished| rank.out.is_empty() && rank.err.is_empty();
+        assert!(others.iter().all(is_silent), "rank 0 alone speaks, {mesh}: {ended:?}");
     }
 }
 
@@ -73,20 +132,25 @@ fn gpus_of_processes_exchange_by_nccl_or_the_host() {
     shop.succeeds(&format!("train {RECIPE} {options} --set run.dir=threads"));
     let on_gpus = |devices: &str, options: &str| {
         let machine = exported(&shop, &[("DEVICES", devices)]);
-        let train = format!("{PROGRAM} train {RECIPE} --backend cuda {options} --set run.dir=gpus-{devices}");
-        shop.start_shell(&format!("{machine}{TOLD} exec $MPIRUN -n 2 {train}")).wait()
+        format!("{machine} exec {PROGRAM} train {RECIPE} --backend cuda {options} --set run.dir=gpus-{devices}")
     };
     for (devices, told) in [("2", "GPUs' memory by NCCL"), ("1", "GPUs' memory by way of the host")] {
-        let finished = on_gpus(devices, options);
+        shop.write("rank", &on_gpus(devices, options));
+        let finished = shop.start_shell(&format!("{TOLD} exec $MPIRUN -n 2 sh rank")).wait();
         assert!(finished.code == Some(0) && finished.err.contains(told), "{devices} GPUs: {}", finished.err);
         assert_near(told, &numbers(&shop, &format!("gpus-{devices}")), &numbers(&shop, "threads"), ROUNDING);
         let few = "goes from rank to rank by way of the host, which is slow: ranks 0 and 1 share a GPU";
         assert_eq!(finished.err.contains(few), devices == "1", "{}", finished.err);
     }
     let wanted = format!("{options} --set parallel.transport=nccl");
-    is_refused(&on_gpus("1", &wanted), "parallel.transport = \"nccl\": ranks 0 and 1 share a GPU");
+    is_refused(&shop, 2, &on_gpus("1", &wanted), "parallel.transport = \"nccl\": ranks 0 and 1 share a GPU");
     let copies = on_gpus("2", &format!("{options} --set parallel.transport=copies"));
-    is_refused(&copies, "parallel.transport = \"copies\": GPUs of several processes do not copy from each other");
+    is_refused(
+        &shop,
+        2,
+        &copies,
+        "parallel.transport = \"copies\": GPUs of several processes do not copy from each other",
+    );
     // A GPU of its own is another process's first.
     let machine = exported(&shop, &[]);
     let train =
@@ -116,94 +180,13 @@ fn a_process_outlives_one_that_nccl_waits_for() {
     }
 }
 
-/// Whichever process ends first says why; the launcher may then end the others before they do.
-fn is_refused(finished: &Finished, why: &str) {
-    let said = |line: &&str| line.contains("error: ") && line.contains(why);
-    assert!(finished.code == Some(2) && finished.err.lines().any(|line| said(&line)), "{finished:?}");
-}
-
-#[test]
-fn the_launcher_says_how_many_ranks_there_are() {
-    let shop = Workshop::new();
-    let refused = launched(&shop, 2, "--ranks 4");
-    is_refused(&refused, "parallel.ranks = 4, but mpirun has started 2 processes, and each is a rank: start 4, or add");
-    let planned = shop.start_shell(&format!("{TOLD} exec $MPIRUN -n 2 {PROGRAM} plan {RECIPE}")).wait();
-    is_refused(&planned, "mpirun has started 2 processes, but only train");
-}
-
-/// Another MPI than the program was built with starts worlds of one: each process says so. Ends by itself where there is no
-/// other.
-#[test]
-fn the_launcher_of_another_mpi_is_told() {
-    let shop = Workshop::new();
-    let own = shop.start_shell(&format!("{TOLD} exec $MPIRUN --version")).wait();
-    let other = if own.out.contains("Open MPI") { "mpirun.mpich" } else { "mpirun.openmpi" };
-    if shop.shell(&format!("command -v {other}")).code != Some(0) {
-        return;
-    }
-    let told = shop.start_shell(&format!("{TOLD} exec {other} -n 2 {PROGRAM} train {RECIPE}")).wait();
-    assert_eq!(told.code, Some(1), "{told:?}");
-    assert!(
-        told.err.contains("it is the launcher of another MPI library than this program was built with"),
-        "{told:?}"
-    );
-    assert!(!shop.path("runs").exists(), "nothing was begun");
-}
-
-#[test]
-fn processes_that_read_different_recipes_are_told_so() {
-    let shop = Workshop::new();
-    let other = shop.read(RECIPE).replace("lr = 1e-2", "lr = 2e-2");
-    shop.write("other.toml", &other);
-    let pick = format!("if [ \"${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}\" = 1 ]; then R=other.toml; else R={RECIPE}; fi");
-    let script = format!("{TOLD} exec $MPIRUN -n 2 sh -c '{pick}; exec {PROGRAM} train $R --set run.dir=one'");
-    let refused = shop.start_shell(&script).wait();
-    is_refused(&refused, "ranks 0 and 1 have read different recipes");
-    assert!(!shop.path("one").exists(), "nothing was begun");
-}
-
-/// A program of two processes of which that of rank 1 works in another folder.
-fn apart(shop: &Workshop, options: &str) -> Finished {
-    let pick = "if [ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = 1 ]; then cd other; fi";
-    shop.start_shell(&format!("{TOLD} exec $MPIRUN -n 2 sh -c '{pick}; exec {PROGRAM} train {RECIPE} {options}'"))
-        .wait()
-}
-
-#[test]
-fn processes_that_do_not_share_folders_or_data_are_told_so() {
-    let shop = Workshop::new();
-    fs::create_dir(shop.path("other")).unwrap();
-    assert!(shop.start_shell("cp -r tiny.toml corpus other").wait().code == Some(0));
-    is_refused(&apart(&shop, ""), "ranks 0 and 1 have read different contents of run.dir = runs/tiny");
-    let shared = shop.path("shared");
-    let shared = format!("--set run.dir={}", shared.display());
-    // A cache of its own is prepared in turn, if it comes to the same.
-    assert_eq!(apart(&shop, &shared).code, Some(0));
-    shop.write("other/corpus/00.txt", "another text");
-    is_refused(&apart(&shop, &shared), "ranks 0 and 1 have read different training data");
-}
-
-/// On both ranks, soon, and nobody is left.
-#[test]
-fn a_node_without_the_data_is_told() {
-    let shop = Workshop::new();
-    shop.write("other/tiny.toml", &shop.read(RECIPE));
-    let folder = shop.path("lacks");
-    let since = Instant::now();
-    let refused = apart(&shop, &format!("--set run.dir={}", folder.display()));
-    is_refused(&refused, "rank 1: source `corpus` matches no file");
-    assert!(since.elapsed() < Duration::from_secs(30), "it took {:?}", since.elapsed());
-    assert_eq!(processes("lacks"), Vec::<String>::new(), "nobody is left");
-    assert!(!folder.join("metrics.jsonl").exists(), "nothing was begun");
-}
-
 /// The recipe's four ranks become as many as there are processes, with the same rows in a step.
 #[test]
 fn an_elastic_run_goes_on_with_fewer_processes() {
     let shop = Workshop::new();
     let recipe = format!("{}\n[parallel]\nranks = 4\nexpert = 4\n", shop.read(RECIPE));
     shop.write(RECIPE, &recipe);
-    is_refused(&launched(&shop, 2, ""), "or set train.elastic = true");
+    is_refused(&shop, 2, &format!("exec {PROGRAM} train {RECIPE}"), "or set train.elastic = true");
     let steps = "--set train.schedule=constant --set train.warmup_steps=0 --set train.steps=8";
     let elastic = format!("--set train.elastic=true {steps}");
     let finished = launched(&shop, 4, &format!("{elastic} --set train.steps=4"));
@@ -286,12 +269,17 @@ const LONG: &str =
 
 /// Processes of a run that are there, in the order of their ranks.
 fn processes(run: &str) -> Vec<String> {
+    processes_where(|said, _| said.trim_end().ends_with(&format!("/{run}")))
+}
+
+/// Processes of the program of which that holds for their words and their environment, in the order of their ranks.
+fn processes_where(holds: impl Fn(&str, &str) -> bool) -> Vec<String> {
     let all = fs::read_dir("/proc").expect("Linux").filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let rank = |pid: String| {
         let read = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
         let said = String::from_utf8_lossy(&read("cmdline")).replace('\0', " ");
         let environment = String::from_utf8_lossy(&read("environ")).into_owned();
-        let is_rank = read("comm") == b"guildhall\n" && said.trim_end().ends_with(&format!("/{run}"));
+        let is_rank = read("comm") == b"guildhall\n" && holds(&said, &environment);
         let number = environment.split('\0').find_map(|variable| {
             let value = variable.strip_prefix("OMPI_COMM_WORLD_RANK=").or(variable.strip_prefix("PMI_RANK="))?;
             value.parse::<usize>().ok()
@@ -397,15 +385,11 @@ fn a_process_that_never_starts_is_not_waited_for() {
     assert!(!folder.exists(), "nothing was begun");
 }
 
-/// Without the launcher's clean-up, each of the others says who is lost, and where it was missed. Ends by itself on ranks that
-/// are not lost; `MPIRUN` may be a launcher that knows no such options.
+/// Without the launcher's clean-up, each of the others says who is lost, and where it was missed.
 #[test]
 fn without_a_launchers_help_all_others_name_who_is_lost() {
     let shop = Workshop::new();
-    let mca = "--mca orte_abort_on_non_zero_status 0 --enable-recovery";
-    if shop.start_shell(&format!("{TOLD} exec $MPIRUN {mca} -n 1 true")).wait().code != Some(0) {
-        return;
-    }
+    let Some(mca) = without_help(&shop) else { return skipped("the launcher ends others when a rank is lost") };
     let lost = [("STOP", 0, "for rank(s) [0]"), ("STOP", 2, "for rank(s) [2]"), ("KILL", 1, "missed by rank ")];
     for (signal, victim, missed) in lost {
         let run = format!("alone-{signal}{victim}");
