@@ -71,7 +71,7 @@ fn main() -> Result<()> {
             print(&name, rows * seq, &sizes, (ranks, threads), &runs);
         }
     }
-    joined.leave().map_err(|error| anyhow!(error))
+    joined.leave(give_up).map_err(|error| anyhow!(error))
 }
 
 /// Takes the sizes that flags give. The model's name.

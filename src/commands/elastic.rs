@@ -23,7 +23,7 @@ pub(super) fn fitted(process: &Process, loaded: Loaded, arguments: &TrainArgs) -
         return Ok(loaded);
     }
     let here = Config { parallel: process.with_threads(&config.parallel), ..config.clone() };
-    let refit = || fit::refit(&here, process.neighbours()).map(|set| set.join("\n")).map_err(CommandFailure::told);
+    let refit = || fit::refit(&here, process.neighbours()).map(|set| set.join("\n")).map_err(CommandFailure::refusal);
     let set: Vec<String> = process.as_leader(refit)?.lines().map(str::to_owned).collect();
     if set.is_empty() {
         return Ok(loaded);

@@ -35,10 +35,10 @@ mod verify;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 
 use crate::cli::{Cli, Command};
-use crate::launch::{Launched, Process, Refusal};
+use crate::launch::{Joined, Launched, Process, Refusal};
 use crate::metrics::say;
 
 /// Why a command ended without doing what was asked.
@@ -65,7 +65,24 @@ impl From<Refusal> for CommandFailure {
 impl Process {
     /// [`Process::in_turn`] for what commands do.
     fn agree<T>(&self, f: impl FnOnce() -> Result<T, CommandFailure>) -> Result<T, CommandFailure> {
-        Ok(self.in_turn(|| f().map_err(CommandFailure::told))?)
+        Ok(self.in_turn(|| f().map_err(CommandFailure::refusal))?)
+    }
+}
+
+impl Joined {
+    /// Leaves the other processes when this one has `ended` so, unless they may be gone.
+    fn end(self, ended: Result<(), CommandFailure>) -> Result<(), CommandFailure> {
+        match ended {
+            Ok(()) => self.leave(give_up).map_err(|error| CommandFailure::run(anyhow::anyhow!(error))),
+            Err(CommandFailure::Run(_)) => ended,
+            Err(refused) => {
+                // Said before the others are waited for: one that still prepares text may come to this end in hours.
+                let code = refused.tell();
+                // What matters is said, whether they come or not.
+                let _ = self.leave(|_| process::exit(CommandFailure::REFUSED.into()));
+                Err(CommandFailure::Told(code))
+            }
+        }
     }
 }
 
@@ -79,12 +96,34 @@ impl CommandFailure {
     }
 
     /// As other processes hear of it.
-    fn told(self) -> Refusal {
+    fn refusal(self) -> Refusal {
         match self {
             CommandFailure::Request(error) => Refusal { is_request: true, text: chain(&error) },
             CommandFailure::Run(error) => Refusal { is_request: false, text: chain(&error) },
-            CommandFailure::Told(code) => Refusal { is_request: code == 2, text: "see above".to_owned() },
+            CommandFailure::Told(code) => Refusal { is_request: code == CommandFailure::REFUSED, text: "see above".to_owned() },
         }
+    }
+
+    /// The exit code of a wrong request.
+    const REFUSED: u8 = 2;
+
+    /// Tells the user, and returns the exit code.
+    fn tell(self) -> u8 {
+        let (code, error) = match self {
+            CommandFailure::Told(code) => return code,
+            CommandFailure::Run(error) => (1, error),
+            CommandFailure::Request(error) => (CommandFailure::REFUSED, error),
+        };
+        let text = cut(&chain(&error));
+        match Launched::here().filter(|launched| launched.rank > 0) {
+            None => say(&format!("error: {text}")),
+            // Most fail alike: the first tells all of it.
+            Some(Launched { rank, .. }) => {
+                let begins: Vec<&str> = text.lines().map(str::trim).take(2).collect();
+                say(&format!("rank {rank}: error: {}", begins.join("; ").replace(":;", ":")));
+            }
+        }
+        code
     }
 }
 
@@ -112,22 +151,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Bench(arguments) => bench::run(arguments),
         Command::Devices => devices::run(),
     });
-    let (code, error) = match result {
-        Ok(()) => return ExitCode::SUCCESS,
-        Err(CommandFailure::Told(code)) => return ExitCode::from(code),
-        Err(CommandFailure::Run(error)) => (1, error),
-        Err(CommandFailure::Request(error)) => (2, error),
-    };
-    let text = cut(&chain(&error));
-    match Launched::here().filter(|launched| launched.rank > 0) {
-        None => say(&format!("error: {text}")),
-        // Most fail alike: the first tells all of it.
-        Some(Launched { rank, .. }) => {
-            let begins: Vec<&str> = text.lines().map(str::trim).take(2).collect();
-            say(&format!("rank {rank}: error: {}", begins.join("; ").replace(":;", ":")));
-        }
-    }
-    ExitCode::from(code)
+    result.map_or_else(|failure| ExitCode::from(failure.tell()), |()| ExitCode::SUCCESS)
 }
 
 /// Bytes of a line of an error that are told, and how many of them are its last.
@@ -151,7 +175,7 @@ fn cut(text: &str) -> String {
 pub fn give_up(why: &str) -> ! {
     let who = Launched::here().filter(|launched| launched.rank > 0);
     say(&format!("{}error: {why}", who.map_or_else(String::new, |Launched { rank, .. }| format!("rank {rank}: "))));
-    std::process::exit(1)
+    process::exit(1)
 }
 
 /// Commands but for training run in one process.

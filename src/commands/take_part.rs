@@ -17,7 +17,7 @@ pub(super) fn run(arguments: &TakePartArgs) -> Result<(), CommandFailure> {
     let (data, _) = training_rows(&corpus, &config, &|_| ())?;
     let content = corpus.split(Split::Train).content();
     match verify::take_part(&joined.process, folder, &config, (data, content)) {
-        Ok(()) => joined.leave().map_err(|error| CommandFailure::run(anyhow::anyhow!(error))),
+        Ok(()) => joined.leave(super::give_up).map_err(|error| CommandFailure::run(anyhow::anyhow!(error))),
         Err(error @ TakingPart::Run(_)) => Err(CommandFailure::run(error)),
         Err(error) => Err(CommandFailure::request(error)),
     }

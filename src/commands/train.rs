@@ -42,10 +42,7 @@ pub(super) fn run(arguments: TrainArgs) -> Result<(), CommandFailure> {
     let manner = Manner { resume: arguments.resume, is_quiet: false, interrupted: &interrupted };
     let ended =
         conduct(&mut joined.process, loaded, manner, || ctrlc::set_handler(handle).map_err(CommandFailure::request));
-    if !matches!(ended, Err(CommandFailure::Run(_))) {
-        joined.leave().map_err(|error| CommandFailure::run(anyhow::anyhow!(error)))?;
-    }
-    ended
+    joined.end(ended)
 }
 
 type RunEnd = Result<Outcome, RunFailure<StopKind>>;

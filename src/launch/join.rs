@@ -34,16 +34,21 @@ impl Joined {
         }
     }
 
-    /// To be called when all processes have come to the same end; where one may be gone, the launcher ends the others.
+    /// To be called when all processes have come to the same end, or will; where one may be gone, the launcher ends the others.
+    /// `give_up` is called where MPI waits for others longer than `parallel.timeout_s`.
     ///
     /// # Errors
     /// What MPI reports.
-    pub fn leave(self) -> Result<(), String> {
+    #[cfg(feature = "mpi")]
+    pub fn leave(self, give_up: GiveUp) -> Result<(), String> {
         drop(self.process);
-        #[cfg(feature = "mpi")]
-        if let Some(started) = self.mpi {
-            return started.leave();
-        }
+        self.mpi.map_or(Ok(()), |started| started.leave(give_up))
+    }
+
+    /// # Errors
+    /// None without MPI.
+    #[cfg(not(feature = "mpi"))]
+    pub fn leave(self, _: GiveUp) -> Result<(), String> {
         Ok(())
     }
 

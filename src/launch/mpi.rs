@@ -42,21 +42,20 @@ pub(super) fn join(
     let lane = || connect(&world, timeout).map_err(|error| refused(error.to_string()));
     let (agreement, words) = (lane()?, lane()?);
     let world = Agreement::beside(Carried::around(world), agreement, Patience { timeout, clock: SystemClock::new() });
-    Ok((Process::of(vec![Member { world, lane: words }], config)?, StartedMpi { session, timeout, give_up }))
+    Ok((Process::of(vec![Member { world, lane: words }], config)?, StartedMpi { session, timeout }))
 }
 
 /// MPI in this process, to be left when all others leave it.
 pub(super) struct StartedMpi {
     session: Session,
     timeout: Duration,
-    give_up: GiveUp,
 }
 
 impl StartedMpi {
     /// # Errors
     /// What MPI reports.
-    pub(super) fn leave(self) -> Result<(), String> {
-        within(self.timeout, self.give_up, "left", || self.session.leave())
+    pub(super) fn leave(self, give_up: GiveUp) -> Result<(), String> {
+        within(self.timeout, give_up, "left", || self.session.leave())
     }
 }
 

@@ -3,8 +3,9 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use super::{RANK, TOLD, each_by_itself, each_under, processes, processes_where, without_help};
-use crate::program::{Finished, PROGRAM, RECIPE, Workshop, skipped};
+use super::{RANK, TOLD, collected, each_by_itself, each_under, helping_nobody, processes, processes_where};
+use super::{start_each, without_help};
+use crate::program::{Finished, PROGRAM, RECIPE, Workshop, skipped, wait_until};
 
 /// Two starts of a few processes, on a machine that is busy.
 const SOON: Duration = Duration::from_secs(30);
@@ -143,4 +144,36 @@ fn a_rank_that_is_refused_before_it_joins_is_missed() {
         assert_eq!(processes("missed"), Vec::<String>::new(), "nobody is left");
         assert!(!shop.path("missed").exists(), "nothing was begun");
     }
+}
+
+/// Who is refused says so while another process still prepares text, and not when all have come to the same end.
+#[test]
+fn a_rank_that_is_refused_says_so_at_once() {
+    let shop = Workshop::new();
+    if without_help(&shop).is_none() {
+        return skipped("the launcher ends the others when one has ended");
+    }
+    shop.write("lacks/tiny.toml", &shop.read(RECIPE));
+    assert_eq!(
+        shop.shell("mkdir busy && cp -r tiny.toml corpus busy && cd busy && $GUILDHALL prepare tiny.toml").code,
+        Some(0)
+    );
+    let prepared = fs::read_dir(shop.path("busy/cache")).unwrap().map(|entry| entry.unwrap().path());
+    let prepared = prepared.filter(|path| path.is_dir()).collect::<Vec<_>>();
+    let [prepared] = &prepared[..] else { panic!("{prepared:?}") };
+    fs::remove_dir_all(prepared).unwrap();
+    // Whoever prepares the same text waits for who is at it.
+    let name = prepared.file_name().unwrap().to_str().unwrap();
+    let lock = fs::File::create(prepared.with_file_name(format!(".{name}.lock"))).unwrap();
+    lock.lock().unwrap();
+    let options = format!("--set parallel.timeout_s=2 --set run.dir={}", shop.path("unequal").display());
+    let pick = "case $RANK in 1) cd busy;; 2) cd lacks;; esac";
+    let script = format!("{pick}; exec {PROGRAM} train {RECIPE} {THREE} {options}");
+    let running = start_each(&helping_nobody(&shop), &shop, 3, &script);
+    wait_until("the end of rank 2", || shop.path("code.2").exists());
+    assert_eq!(processes("unequal").len(), 2, "the others wait");
+    lock.unlock().unwrap();
+    let why = "source `corpus` matches no file";
+    let ended = collected(&shop, 3, running);
+    ended.iter().enumerate().for_each(|(rank, ended)| says(rank, ended, 2, why));
 }
