@@ -2,6 +2,7 @@
 //! them, all end and say why.
 
 mod refusals;
+mod storage;
 
 use std::fs;
 use std::path::Path;
