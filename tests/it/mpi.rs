@@ -1,6 +1,7 @@
 //! Ranks that are processes of a launcher of MPI: they train to the bits of thread ranks, and whatever becomes of one of
 //! them, all end and say why.
 
+mod network;
 mod refusals;
 mod storage;
 
