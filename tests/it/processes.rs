@@ -20,6 +20,8 @@ use guildhall_comm::control::{ControlLane, Signal, mailbox};
 use guildhall_comm::threads::{self, Options};
 use guildhall_comm::{Error, Reduce};
 
+#[cfg(not(feature = "mpi"))]
+use crate::program::skipped;
 use crate::program::{RECIPE, RUN, TENSORS, Workshop};
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -396,6 +398,28 @@ fn a_launcher_of_a_program_without_mpi_is_told_so() {
     for command in ["train", "plan", "simulate"] {
         let refused = shop.shell(&format!("PMIX_RANK=1 exec {} {command} {RECIPE}", crate::program::PROGRAM));
         refused.failed(2, &["PMIX_RANK is set", "start it by mpirun or srun"]);
+    }
+}
+
+/// By launchers that are there, not by their variables.
+#[test]
+#[cfg(not(feature = "mpi"))]
+fn a_program_without_mpi_refuses_to_be_launched() {
+    let launchers = ["mpirun.openmpi", "mpirun.mpich", "mpirun"];
+    let shop = Workshop::new();
+    let there = launchers.into_iter().filter(|by| shop.shell(&format!("command -v {by}")).code == Some(0));
+    let there: Vec<&str> = there.collect();
+    if there.is_empty() {
+        return skipped("no launcher of MPI is installed");
+    }
+    let told = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1";
+    for by in there {
+        for (command, why) in [("train", "without MPI"), ("plan", "only train runs in more than one")] {
+            let refused = shop.shell(&format!("{told}; exec {by} -n 2 {} {command} {RECIPE}", crate::program::PROGRAM));
+            let says = |line: &str| line.contains("error: mpirun has started 2 processes") && line.contains(why);
+            assert!(refused.code == Some(2) && refused.err.lines().any(says), "{by} {command}: {refused:?}");
+            assert!(!shop.path("runs").exists() && !shop.path("cache").exists(), "nothing was begun");
+        }
     }
 }
 
