@@ -100,7 +100,9 @@ impl CommandFailure {
         match self {
             CommandFailure::Request(error) => Refusal { is_request: true, text: chain(&error) },
             CommandFailure::Run(error) => Refusal { is_request: false, text: chain(&error) },
-            CommandFailure::Told(code) => Refusal { is_request: code == CommandFailure::REFUSED, text: "see above".to_owned() },
+            CommandFailure::Told(code) => {
+                Refusal { is_request: code == CommandFailure::REFUSED, text: "see above".to_owned() }
+            }
         }
     }
 

@@ -35,13 +35,13 @@ pub(super) fn run(arguments: TrainArgs) -> Result<(), CommandFailure> {
     let loaded = elastic::load(&arguments, &[])?;
     fit::here(&loaded.config)?;
     let mut joined = Joined::of(&loaded.config.parallel, super::give_up)?;
-    let loaded = elastic::fitted(&joined.process, loaded, &arguments)?;
+    let fitted = elastic::fitted(&joined.process, loaded, &arguments);
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();
     let handle = move || flag.store(true, Ordering::Relaxed);
+    let listen = || ctrlc::set_handler(handle).map_err(CommandFailure::request);
     let manner = Manner { resume: arguments.resume, is_quiet: false, interrupted: &interrupted };
-    let ended =
-        conduct(&mut joined.process, loaded, manner, || ctrlc::set_handler(handle).map_err(CommandFailure::request));
+    let ended = fitted.and_then(|loaded| conduct(&mut joined.process, loaded, manner, listen));
     joined.end(ended)
 }
 

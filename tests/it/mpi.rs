@@ -221,8 +221,8 @@ fn an_elastic_run_that_does_not_fit_takes_the_planners_layout() {
     assert!(finished.err.contains("the recipe's layout does not fit the memory of 2 ranks"), "{}", finished.err);
     shop.succeeds(&format!("train {RECIPE} {steps} --set run.dir=four"));
     assert_near("four ranks, then two", &numbers(&shop, "runs/tiny"), &numbers(&shop, "four"), ROUNDING);
-    let refused = launched(&shop, 2, &elastic.replace("BUDGET", "100KB"));
-    is_refused(&refused, "memory.budget lets it hold 100 kB; none of ");
+    let small = format!("exec {PROGRAM} train {RECIPE} {}", elastic.replace("BUDGET", "100KB"));
+    is_refused(&shop, 2, &small, "memory.budget lets it hold 100 kB; none of ");
 }
 
 /// A search whose layouts of several ranks are processes.
