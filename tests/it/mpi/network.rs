@@ -1,6 +1,7 @@
 //! Several nodes on one machine: network namespaces with names and addresses of their own (peers/network/links.sh), in a
 //! space of the test's own, which leaves nothing behind. The program is told nothing of them.
 
+use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ fn network(shop: &Workshop) -> Option<&'static str> {
         "[ $# = 0 ] && exit",
         "nodes=$1; shift 3; bash $LINKS mpirun $nodes $MCA \"$@\"; exit $?",
     ];
-    shop.write("network", &format!("LINKS={} MCA='{MCA}'\n{}\n", links.display(), script.join("\n")));
+    shop.write("network", &format!("LINKS={}\n{}\n", links.display(), script.join("\n")));
     const OWN: &str = "unshare --map-root-user --net --mount --uts --pid --fork --kill-child --mount-proc sh network";
     let there = shop.shell(OWN);
     if without_help(shop).is_none() {
@@ -31,10 +32,10 @@ fn network(shop: &Workshop) -> Option<&'static str> {
     None
 }
 
-/// Starts so many ranks on nodes, `NODESxRANKS` or one on each.
-fn start_on(shop: &Workshop, own: &str, (nodes, ranks): (&str, usize), options: &str) -> Running {
+/// Starts so many ranks on nodes, `NODESxRANKS` or one on each, by a launcher with options of its own.
+fn start_on(shop: &Workshop, (own, mca): (&str, &str), (nodes, ranks): (&str, usize), options: &str) -> Running {
     let script = format!("exec {PROGRAM} train {RECIPE} {options}");
-    start_each(&format!("{own} {nodes}"), shop, ranks, &script)
+    start_each(&format!("env MCA='{mca}' {own} {nodes}"), shop, ranks, &script)
 }
 
 #[test]
@@ -48,7 +49,7 @@ fn nodes_are_found_and_train_to_the_bits_of_threads() {
         ("auto", "all-to-alls by the way that is measured to be fastest"),
     ] {
         let options = format!("{four} --set parallel.all_to_all={way}");
-        let run = start_on(&shop, own, ("2x2", 4), &format!("{options} --set run.dir=nodes"));
+        let run = start_on(&shop, (own, MCA), ("2x2", 4), &format!("{options} --set run.dir=nodes"));
         let ended = collected(&shop, 4, run);
         assert!(ended.iter().all(|rank| rank.code == Some(0)), "{way}: {ended:?}");
         assert!(ended[0].err.contains(&format!("on 2 nodes of 2 ranks, {told}")), "{way}: {}", ended[0].err);
@@ -71,24 +72,46 @@ fn nodes_are_found_and_train_to_the_bits_of_threads() {
     }
 }
 
+/// Starts a rank on each of three nodes, and cuts off the third in the middle of the run.
+fn cut_off(shop: &Workshop, launcher: (&str, &str), run: &str, timeout_s: u64) -> Running {
+    let folder = shop.path(run);
+    let options = LONG.replace("parallel.expert=2", "parallel.expert=1 --set train.batch_tokens=384");
+    let options = options.replace("checkpoint_every=100", "checkpoint_every=20");
+    let options = format!("{options} --set parallel.timeout_s={timeout_s} --set run.dir={}", folder.display());
+    let running = start_on(shop, launcher, ("3", 3), &options);
+    wait_until("a checkpoint", || shop.checkpoint(run, 20).exists());
+    shop.write("cut", "");
+    let since = Instant::now();
+    wait_until("the end of all ranks", || processes(run).is_empty());
+    assert!(since.elapsed() < Duration::from_secs(20), "it took {:?}", since.elapsed());
+    running
+}
+
 /// Its connections stay open and carry nothing: nobody ends them.
 #[test]
 fn a_node_behind_a_cut_link_is_named() {
     let shop = Workshop::new();
     let Some(own) = network(&shop) else { return };
-    let folder = shop.path("cut-off");
-    let options = LONG.replace("parallel.expert=2", "parallel.expert=1 --set train.batch_tokens=384");
-    let options = format!("{options} --set parallel.timeout_s=2 --set run.dir={}", folder.display());
-    let running = start_on(&shop, own, ("3", 3), &options);
-    wait_until("a checkpoint", || shop.checkpoint("cut-off", 100).exists());
-    let since = Instant::now();
-    shop.write("cut", "");
-    wait_until("the end of all ranks", || processes("cut-off").is_empty());
-    assert!(since.elapsed() < Duration::from_secs(20), "it took {:?}", since.elapsed());
-    // The launcher waits for a word of the node that it has lost.
+    let running = cut_off(&shop, (own, MCA), "missed", 2);
+    let has_ended =
+        |rank| fs::read_to_string(shop.path(&format!("code.{rank}"))).is_ok_and(|code| code.ends_with('\n'));
+    wait_until("their codes", || (0..3).all(has_ended));
+    // The launcher does not look whether its node is there.
     running.signal("KILL");
     let ended = collected(&shop, 3, running);
     for (rank, lost) in [(0, "rank 2 "), (1, "rank 2 "), (2, "rank 0 ")] {
         says(rank, &ended[rank], 1, lost);
     }
+}
+
+/// As `docs/clusters.md` has it, but sooner.
+#[test]
+fn a_launcher_that_looks_after_its_nodes_ends_with_one() {
+    const LOOKS: &str =
+        "--mca oob_tcp_keepalive_time 2 --mca oob_tcp_keepalive_intvl 1 --mca oob_tcp_keepalive_probes 3";
+    let shop = Workshop::new();
+    let Some(own) = network(&shop) else { return };
+    let ended = cut_off(&shop, (own, LOOKS), "looked-after", 300).wait();
+    assert!(ended.code.is_some_and(|code| code > 2), "it is to be started again: {ended:?}");
+    assert!(ended.err.contains("lost communication with a remote daemon"), "{ended:?}");
 }
