@@ -47,7 +47,7 @@ fn main() -> Result<()> {
     });
     let rows = rows.map_err(|failure| anyhow!("{failure}"))?;
     let leads = joined.process.leads();
-    joined.leave().map_err(|error| anyhow!(error))?;
+    joined.leave(give_up).map_err(|error| anyhow!(error))?;
     for (name, [alone, products, both]) in rows[0].iter().filter(|_| leads) {
         let [alone_ms, products_ms, both_ms] = [alone, products, both].map(|ms| median(ms));
         let hidden = (alone_ms + products_ms - both_ms) / alone_ms.min(products_ms);
