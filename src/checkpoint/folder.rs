@@ -105,23 +105,26 @@ pub(super) fn sync_folder(folder: &Path) -> Result<(), Error> {
     durable::sync_folder(folder).map_err(Error::io("sync", folder))
 }
 
-/// Removes all but the newest `keep` checkpoints up to `step` (0: none is removed).
+/// Removes all but the newest `keep` checkpoints up to `step` (0: none is removed), of which one that cannot be removed keeps
+/// no other.
 pub(super) fn prune(run: &Path, step: u64, keep: usize) -> Result<(), Error> {
     let mut steps = steps(run)?;
     steps.retain(|&other| other <= step);
     let old = if keep == 0 { 0 } else { steps.len().saturating_sub(keep) };
-    steps[..old].iter().try_for_each(|&step| remove(&step_folder(run, step)))
+    let removed = steps[..old].iter().map(|&step| remove(&step_folder(run, step)));
+    removed.fold(Ok(()), |earlier, removed| earlier.and(removed))
 }
 
-/// An empty folder to write into, whatever an interrupted run left there.
+/// An empty folder to write into, whatever an interrupted run left there. What is in nobody's way may stay: a folder that
+/// somebody else uses.
 pub(super) fn fresh_partial(run: &Path, step: u64) -> Result<(), Error> {
-    let folder = run.join(CHECKPOINTS);
+    let (folder, partial) = (run.join(CHECKPOINTS), partial(run, step));
     for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(PARTIAL) {
-            fs::remove_dir_all(entry.path()).map_err(Error::io("remove", &entry.path()))?;
+            let removed = fs::remove_dir_all(entry.path()).map_err(Error::io("remove", &entry.path()));
+            removed.or_else(|error| if entry.path() == partial { Err(error) } else { Ok(()) })?;
         }
     }
-    let partial = partial(run, step);
     fs::create_dir_all(&partial).map_err(Error::io("create", &partial))
 }
 

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use super::Error;
 use super::writer::{Oversight, TaskWriter, WriteTask, Written};
 
-/// How long a thread of which nothing is wanted any more is waited for.
-const FAREWELL: Duration = Duration::from_secs(10);
+/// How long a thread of which nothing is wanted any more is waited for: the other ranks wait meanwhile.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Where files are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

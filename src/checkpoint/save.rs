@@ -56,7 +56,7 @@ pub struct Destination<'a> {
     pub slow: SlowDisk,
 }
 
-/// What rank 0 does where all wait for somebody's disk.
+/// What rank 0 does where all wait for somebody's disk, and where something could not be removed.
 #[derive(Clone, Copy, Debug)]
 pub struct SlowDisk {
     /// How long they have waited then.
@@ -256,7 +256,15 @@ impl Writing {
                 self.helper.submit(WriteTask::Publish(of_all_ranks(&own, mesh)?));
                 WriteStage::Published
             }
-            WriteStage::Published => return Ok(WriteProgress::Whole(self.outline.place.folder())),
+            WriteStage::Published => {
+                if let Written::Unpruned(error) = written {
+                    (self.slow.tell)(&format!(
+                        "warning: the checkpoint of step {} is written, but an older one could not be removed: {error}",
+                        self.step()
+                    ));
+                }
+                return Ok(WriteProgress::Whole(self.outline.place.folder()));
+            }
         };
         Ok(WriteProgress::UnderWay(Box::new(self)))
     }

@@ -55,10 +55,16 @@ impl CheckpointPlace {
 
     fn publish(&self, partial: &Path) -> Result<(), Error> {
         match self {
-            CheckpointPlace::OfRun { run, step, keep } => {
-                folder::publish(run, *step).and_then(|()| folder::prune(run, *step, *keep))
-            }
+            CheckpointPlace::OfRun { run, step, .. } => folder::publish(run, *step),
             CheckpointPlace::Alone(folder) => folder::publish_beside(partial, folder),
+        }
+    }
+
+    /// Removes what is too old to stay.
+    fn prune(&self) -> Result<(), Error> {
+        match self {
+            CheckpointPlace::OfRun { run, step, keep } => folder::prune(run, *step, *keep),
+            CheckpointPlace::Alone(_) => Ok(()),
         }
     }
 }
@@ -120,6 +126,8 @@ pub(super) enum Written {
     /// To be filled again.
     Emptied(FileBytes),
     Checksums(Checksums),
+    /// A checkpoint is whole; an older one could not be removed.
+    Unpruned(Error),
 }
 
 /// What a writer and the rank that waits for it know of each other.
@@ -176,7 +184,7 @@ impl TaskWriter {
             }
             WriteTask::Sync => self.sync().map(|()| Written::Nothing),
             WriteTask::Hash => self.hash().map(Written::Checksums),
-            WriteTask::Publish(sums) => self.publish(sums).map(|()| Written::Nothing),
+            WriteTask::Publish(sums) => self.publish(sums),
             WriteTask::Discard => {
                 self.discard();
                 Ok(Written::Nothing)
@@ -268,16 +276,21 @@ impl TaskWriter {
         Ok(hasher.finish())
     }
 
-    fn publish(&self, sums: Checksums) -> Result<(), Error> {
+    fn publish(&self, sums: Checksums) -> Result<Written, Error> {
         let Outline { place, partial, extra, .. } = &*self.outline;
         if !self.outline.leads() {
-            return Ok(());
+            return Ok(Written::Nothing);
         }
         let manifest = CheckpointManifest::new(extra.progress.clone(), extra.data_fingerprint.clone(), sums);
         write_durably(&partial.join(MANIFEST), &manifest.sealed())?;
         sync_folder(partial)?;
         // A rank whose disk answers late does not name a checkpoint that the others have given up.
-        if self.oversight.is_wanted() { place.publish(partial) } else { Ok(()) }
+        if !self.oversight.is_wanted() {
+            return Ok(Written::Nothing);
+        }
+        place.publish(partial)?;
+        self.oversight.is_wanted();
+        Ok(place.prune().map_or_else(Written::Unpruned, |()| Written::Nothing))
     }
 
     /// The space that it took may be just what is missing. What cannot be removed is found by the next write.

@@ -219,7 +219,7 @@ fn search(
 ) -> Result<(), CommandFailure> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
-    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).map_err(CommandFailure::request)?;
+    launch::when_asked_to_stop(move || flag.store(true, Ordering::Relaxed)).map_err(CommandFailure::request)?;
     say(&format!("seeds    {first} to {}", first.saturating_add(count - 1)));
     let (next, begun) = (AtomicU64::new(0), Instant::now());
     let shared = Mutex::new((found, begun));

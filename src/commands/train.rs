@@ -19,7 +19,7 @@ use crate::cli::TrainArgs;
 use crate::config::{Config, Loaded};
 use crate::data::tasks::PartLabel;
 use crate::data::{Split, Tokenizer};
-use crate::launch::{Joined, Process, RunFailure};
+use crate::launch::{Joined, Process, RunFailure, when_asked_to_stop};
 use crate::memory::{self, RecomputeMode, RecomputedOp};
 use crate::metrics::{self, Status, Summary, median_tokens_per_s, peak_rss_mb};
 use crate::moe::Routings;
@@ -39,7 +39,7 @@ pub(super) fn run(arguments: TrainArgs) -> Result<(), CommandFailure> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();
     let handle = move || flag.store(true, Ordering::Relaxed);
-    let listen = || ctrlc::set_handler(handle).map_err(CommandFailure::request);
+    let listen = || when_asked_to_stop(handle).map_err(CommandFailure::request);
     let manner = Manner { resume: arguments.resume, is_quiet: false, interrupted: &interrupted };
     let ended = fitted.and_then(|loaded| conduct(&mut joined.process, loaded, manner, listen));
     joined.end(ended)

@@ -49,7 +49,7 @@ pub(super) fn run(arguments: VerifyArgs) -> Result<(), CommandFailure> {
         flag.store(true, Ordering::Relaxed);
         say("stopping after this layout");
     };
-    ctrlc::set_handler(handler).map_err(CommandFailure::request)?;
+    crate::launch::when_asked_to_stop(handler).map_err(CommandFailure::request)?;
     if let Some(bug) = bug {
         say(&format!("bug      {}: {}", bug.name, bug.what));
     }

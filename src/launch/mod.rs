@@ -20,6 +20,7 @@ mod node;
 mod place;
 mod process;
 mod restarts;
+mod signals;
 mod simulated;
 
 use std::fmt::Display;
@@ -38,6 +39,7 @@ pub use join::{GiveUp, Joined};
 pub use launcher::Launched;
 pub use process::{Member, Process};
 pub use restarts::{Ended, end_with, supervise};
+pub use signals::when_asked_to_stop;
 pub use simulated::{simulate, stay_on};
 
 use crate::parallel::{self, Nodes};

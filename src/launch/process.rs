@@ -12,6 +12,7 @@ use guildhall_comm::control::{ControlLane, Received, Signal, mailbox};
 use guildhall_comm::threads::{self, Options};
 use guildhall_comm::{Clock, Communicator, DeviceTrouble, Failure, SystemClock};
 use guildhall_tensor::{Blocking, DeviceFailure, on_device};
+use sha2::{Digest, Sha256};
 
 use super::carriers::{DevicePath, between_processes, told, within_a_process};
 use super::ending::{Ending, verdict};
@@ -234,9 +235,11 @@ impl Process {
     /// # Errors
     /// The rank of a process that has read another; a process that ended meanwhile.
     pub fn same(&self, what: &str, content: &str) -> Result<(), Refusal> {
-        self.tell_all(content);
+        // Of content of any length: longer words than a lane carries are cut.
+        let digest = format!("{:x?}", Sha256::digest(content));
+        self.tell_all(&digest);
         for rank in self.others() {
-            if self.hear(rank, None).map_err(Process::lost)? != content {
+            if self.hear(rank, None).map_err(Process::lost)? != digest {
                 let own = self.members[0].world.rank();
                 let text = format!(
                     "ranks {} and {} have read different {what}: all processes of a run must find the same files",

@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 
+use super::when_asked_to_stop;
+
 /// The hidden option by which a process knows the one that started it.
 const STARTED_BY: &str = "--started-by";
 /// The exit code of a run that failed, which may end otherwise another time; that of a wrong request will not.
@@ -33,7 +35,7 @@ pub enum Ended {
 pub fn supervise(arguments: &[OsString], restarts: usize, tell: impl Fn(&str)) -> io::Result<Ended> {
     let ward = Arc::new(Ward::default());
     let signalled = ward.clone();
-    ctrlc::set_handler(move || signalled.stop()).map_err(io::Error::other)?;
+    when_asked_to_stop(move || signalled.stop())?;
     let mut arguments = arguments.to_vec();
     arguments.extend([STARTED_BY.into(), std::process::id().to_string().into()]);
     for restart in 1.. {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use refusals::is_refused;
 
 use crate::cuda::{ROUNDING, assert_near, exported, numbers};
-use crate::program::{Finished, PROGRAM, RECIPE, Running, Workshop, send_signal, skipped, wait_until};
+use crate::program::{Finished, PROGRAM, RECIPE, Running, Workshop, damage, send_signal, skipped, wait_until};
 use crate::replicas::{COMPARED, KEPT, flip_in_memory, kept_values};
 
 /// As root and with more ranks than cores, both of which Open MPI asks to be told; MPICH does not ask.
@@ -319,6 +319,24 @@ fn a_run_that_loses_a_rank_ends_and_goes_on() {
         assert_eq!(resumed.code, Some(0), "{}", resumed.err);
         assert!(shop.tensors(&run, 300) == shop.tensors("whole", 300), "other weights after rank {lost} was lost");
     }
+}
+
+/// The launcher passes SIGUSR1 on and waits; of Ctrl-C it makes an end of its processes, which may be too busy for a checkpoint.
+#[test]
+fn a_launcher_that_is_asked_to_stop_leaves_a_checkpoint() {
+    let shop = Workshop::new();
+    let folder = shop.path("stopped");
+    let options = format!("{} --set run.dir={}", LONG.replace("every=100", "every=0"), folder.display());
+    let running = launch(&shop, 2, &options);
+    wait_until("steps", || shop.metrics("stopped").len() > 10);
+    running.signal("USR1");
+    let finished = running.wait();
+    assert_eq!(finished.code, Some(0), "{}", finished.err);
+    let steps = shop.metrics("stopped").len() as u64;
+    assert!(steps < 4000, "it was not stopped");
+    assert_eq!(shop.summary("stopped")["status"], "interrupted", "{}", finished.err);
+    assert_eq!(damage(&shop.checkpoint("stopped", steps)), None);
+    assert_eq!(processes("stopped"), Vec::<String>::new(), "nobody is left");
 }
 
 /// Where there are three copies, the rank whose memory was changed is named.

@@ -153,6 +153,20 @@ fn a_process_that_is_gone_is_named() {
     }
 }
 
+/// A recipe, or the list of a checkpoint's files, may be longer than what a lane carries at once.
+#[test]
+fn long_contents_are_compared_to_their_ends() {
+    for lanes in [mailbox::lanes, sockets] {
+        for differs in [false, true] {
+            let results = on_processes(lanes(4), |number, process| {
+                let last = if differs && number == 2 { "b" } else { "a" };
+                process.unwrap().same("recipes", &("a".repeat(100_000) + last))
+            });
+            assert!(results.iter().all(|same| same.is_err() == differs), "{results:?}");
+        }
+    }
+}
+
 /// What one process is refused is refused in all.
 #[test]
 fn a_refusal_anywhere_is_one_everywhere() {

@@ -149,14 +149,14 @@ impl Workshop {
         Running::of(self.script(script))
     }
 
-    /// Has something stand in the way of a run's checkpoints until its log says `warning`.
+    /// Has something stand in the way of every checkpoint of a run until its log says `warning`.
     pub(crate) fn obstruct_checkpoints(&self, run: &str, log: &str, warning: &str) {
         let checkpoints = self.path(run).join("checkpoints");
-        let in_the_way = checkpoints.join(".partial-file");
+        let in_the_way = |step: u64| checkpoints.join(format!(".partial-step-{step:06}"));
         fs::create_dir_all(&checkpoints).expect("a folder");
-        fs::write(&in_the_way, "").expect("a file");
+        let steps: Vec<u64> = (1..=3000).filter(|&step| fs::write(in_the_way(step), "").is_ok()).collect();
         wait_until("a warning", || self.read(log).contains(warning));
-        fs::remove_file(&in_the_way).expect("nobody else removes it");
+        steps.into_iter().for_each(|step| drop(fs::remove_file(in_the_way(step))));
     }
 
     /// The lines of a run's metrics, without a torn last one.

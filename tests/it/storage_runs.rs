@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::program::{RECIPE, RUN, Workshop, damage, wait_until};
+use crate::program::{RECIPE, RUN, Workshop, damage, skipped, wait_until};
 
 /// A model of four files of a MiB, and an optimizer of eight.
 const LARGE: &str = "--set model.d_model=64 --set moe.d_expert=512";
@@ -163,6 +163,28 @@ fn a_checkpoint_that_could_not_be_written_is_tried_again_in_ten_steps() {
     let note = format!("note: the checkpoint of step {written} is written, the first since step 1000\n");
     assert!(log.contains(&note), "no {note:?}: {log}");
     assert_eq!(damage(&shop.checkpoint(RUN, *written)), None);
+}
+
+/// Somebody else uses an old checkpoint, here by a mount: it stays, under another name or its own, and costs no other.
+#[test]
+fn an_old_checkpoint_that_cannot_be_removed_costs_no_other() {
+    let shop = Workshop::new();
+    let options = "--set train.keep=1 --set train.eval_every=0";
+    shop.train(&format!("{options} --set train.steps=2"));
+    let script = format!(
+        "mkdir {RUN}/checkpoints/step-000002/busy && mount -t tmpfs none {RUN}/checkpoints/step-000002/busy || exit 77; \
+         exec $GUILDHALL train {RECIPE} {options} --resume"
+    );
+    shop.write("script", &script);
+    let ended = shop.shell("unshare --map-root-user --mount sh script");
+    if ended.code != Some(0) && !shop.path(RUN).join("checkpoints/step-000004").exists() {
+        return skipped("nobody may mount anything");
+    }
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let told = "warning: the checkpoint of step 4 is written, but an older one could not be removed: could not remove ";
+    assert!(ended.err.contains(told), "{}", ended.err);
+    assert_eq!(damage(&shop.checkpoint(RUN, 6)), None);
+    assert!(!shop.checkpoint(RUN, 4).exists(), "what can be removed is");
 }
 
 #[test]

@@ -45,6 +45,8 @@ struct Rounds<T> {
     started: u64,
     /// By place in the order.
     open: BTreeMap<u64, MessageRound<T>>,
+    /// Parts of messages that have left or come.
+    moved: u64,
 }
 
 impl<P: PointToPoint> MessageEngine<P> {
@@ -141,9 +143,10 @@ impl<P: PointToPoint> MessageEngine<P> {
         started.map_err(|detail| self.fail(Error::Transport { communicator: name.to_owned(), operation, site, detail }))
     }
 
-    /// Waits for an operation; returns its buffers. To be called once for each.
+    /// Waits for an operation; returns its buffers. To be called once for each. As long as parts of messages come and go the
+    /// others live, however long the whole takes.
     pub(super) fn wait(&self, lane: u32, index: u64, name: &str) -> Result<Completed, Error> {
-        let (since, mut has_told) = (self.clock.now(), false);
+        let (mut since, mut has_told, mut moved) = (self.clock.now(), false, 0);
         for looks in 0.. {
             let mut transit = self.transit();
             transit.progress();
@@ -155,6 +158,10 @@ impl<P: PointToPoint> MessageEngine<P> {
                 let (operation, site) = transit.what(lane, index);
                 drop(transit);
                 return Err(self.fail(Error::Transport { communicator: name.to_owned(), operation, site, detail }));
+            }
+            let moved_before = std::mem::replace(&mut moved, transit.moved());
+            if moved != moved_before {
+                since = self.clock.now();
             }
             let waited = self.clock.now() - since;
             if waited >= self.timeout {
@@ -212,7 +219,7 @@ impl<P: PointToPoint> MessageEngine<P> {
 impl<P: PointToPoint> InTransit<P> {
     fn open_lane(&mut self, number: u32, members: Vec<usize>, me: usize) -> u32 {
         self.next_lane = self.next_lane.max(number + 1);
-        self.lanes.insert(number, Rounds { members, me, started: 0, open: BTreeMap::new() });
+        self.lanes.insert(number, Rounds { members, me, started: 0, open: BTreeMap::new(), moved: 0 });
         number
     }
 
@@ -230,6 +237,11 @@ impl<P: PointToPoint> InTransit<P> {
     /// Moves on what is under way on all lanes: other ranks may wait for another than this one.
     fn progress(&mut self) {
         self.lanes.iter_mut().for_each(|(lane, rounds)| rounds.progress(2 * lane, &mut self.post));
+    }
+
+    /// Parts of messages that have left or come, on all lanes that are open.
+    fn moved(&self) -> u64 {
+        self.lanes.values().map(|rounds| rounds.moved).sum()
     }
 
     fn take_done(&mut self, lane: u32, index: u64) -> Option<MessageRound<P::Ticket>> {
@@ -270,7 +282,9 @@ impl<T> Rounds<T> {
         // The messages of a stage start in the order of operations, on every rank: so they meet.
         let mut open = StagesOpen::BOTH;
         for round in self.open.values_mut().filter(|round| !round.is_done()) {
+            let before = round.moved;
             open = round.go_on(post, address, open);
+            self.moved += round.moved - before;
         }
         self.forget_abandoned();
     }

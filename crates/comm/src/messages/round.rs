@@ -34,6 +34,8 @@ pub(super) struct MessageRound<T> {
     buffers: [*mut u8; 2],
     /// By rank of the group: what it alone sends. Words keep every kind of element aligned.
     parts: Vec<Vec<u64>>,
+    /// Parts of messages that have left or come.
+    pub(super) moved: u64,
     /// Nobody wants the result.
     pub(super) is_abandoned: bool,
     /// Why it goes no further.
@@ -118,6 +120,7 @@ impl<T> MessageRound<T> {
             under_way,
             buffers,
             parts,
+            moved: 0,
             is_abandoned: false,
             failed: None,
         };
@@ -222,7 +225,7 @@ impl<T> MessageRound<T> {
     /// Lets go of the messages that have left or come. Those to or from one peer do so in their order: behind one that has
     /// not, none is looked at.
     fn collect<P: PointToPoint<Ticket = T>>(&mut self, post: &mut P) -> Result<(), String> {
-        let (mut failed, mut awaited) = (Ok(()), Vec::new());
+        let (mut failed, mut awaited, mut moved) = (Ok(()), Vec::new(), 0);
         self.under_way.retain_mut(|message| {
             let way = (message.peer, message.is_sent);
             if failed.is_err() || awaited.contains(&way) {
@@ -235,8 +238,10 @@ impl<T> MessageRound<T> {
             if !is_done {
                 awaited.push(way);
             }
+            moved += u64::from(is_done);
             !is_done
         });
+        self.moved += moved;
         failed
     }
 
