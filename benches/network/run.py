@@ -7,8 +7,9 @@ PROGRAM is built with `cargo build --release --features mpi`. Every rank is a pr
 its own (peers/network/links.sh: root, iproute2), so that bytes are those that its device has sent, acknowledgements
 included. In every round each case runs without and with, in turn; a figure is the median over rounds of the medians over
 steps, the first three left out, a ratio the median of the ratios within rounds. Counted bytes are the program's, of all ranks in a
-step. Planned ones are those of `guildhall plan`, for a device with this machine's measured rates and the limited link, as is the
-planned ratio of seconds; it is told the routing that the run recorded, with what was condensed, shadowed and migrated. Prints Markdown.
+step. Planned ones are those of `guildhall plan` for the routing that the run recorded, with what was condensed, shadowed and
+migrated. The planned ratio of seconds is for a device with this machine's measured rates and the limited link; it is told what
+share of the rows was condensed, and takes the routing to be even. Prints Markdown.
 """
 
 import argparse
@@ -83,18 +84,17 @@ def launched(flags, settings, nodes="4"):
 
 
 def train(flags, settings, nodes="4"):
-    """Seconds of a step and bytes that all nodes sent in it, of so many nodes or NxK ranks on them; bytes it counts."""
+    """Seconds of a step and bytes that all nodes sent in it, of so many nodes or NxK ranks on them; bytes it counts; its summary."""
     before = sent(nodes)
     lines, summary = launched(flags, settings, nodes)
     seconds = statistics.median(TOKENS / line["tokens_per_s"] for line in lines[WARM_UP:])
     counted = sum(of_kind["bytes"] for of_kind in summary["traffic"].values()) / len(lines)
-    return seconds, (sent(nodes) - before) / len(lines), counted
+    return seconds, (sent(nodes) - before) / len(lines), counted, summary
 
 
-def plan(flags, settings, device=None, recording=None):
+def plan(flags, settings, *more):
     command = [flags.program, "plan", RECIPE, "--json", *options(settings), "--set", f"data.cache={flags.cache}"]
-    command += ["--device", str(device)] if device else []
-    command += ["--recording", str(recording), "--imbalance", f"recorded:{recording}"] if recording else []
+    command += map(str, more)
     return json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
 
 
@@ -122,14 +122,15 @@ host_memory_gb = 8
     return file
 
 
-def planned(flags, settings, rate, nodes):
+def planned(flags, settings, rate, nodes, summary):
     """Seconds of a step, and MB that all ranks send in it, routed as a run was."""
     recording = recorded(flags, settings)
+    told = (summary.get("condensed") or {}).get("uncomputed_share")
     if nodes != "4":
         settings = [*settings, "parallel.node_link={ranks_per_node=2,latency_us=0,gbytes_per_s=1000}"]
-    step = plan(flags, settings, device(flags, rate, nodes), recording)
-    steps = step["recorded"]["last"] - step["recorded"]["first"] + 1
-    return step["seconds_total"], sum(sent["bytes"] for sent in step["recorded"]["traffic"]) / steps / 1e6
+    seconds = plan(flags, settings, "--device", device(flags, rate, nodes), *(["--condensed", told] if told else []))["seconds_total"]
+    run = plan(flags, settings, "--recording", recording)["recorded"]
+    return seconds, sum(sent["bytes"] for sent in run["traffic"]) / (run["last"] - run["first"] + 1) / 1e6
 
 
 def row(flags, name, rate):
@@ -138,7 +139,7 @@ def row(flags, name, rate):
     nodes = "2x2" if name in ON_TWO_NODES else "4"
     rounds = [[train(flags, settings, nodes) for settings in both] for _ in range(flags.rounds)]
     of = lambda place, what: statistics.median(pair[place][what] for pair in rounds)
-    plans = [planned(flags, settings, rate, nodes) for settings in both]
+    plans = [planned(flags, settings, rate, nodes, rounds[0][place][3]) for place, settings in enumerate(both)]
     ratio = statistics.median(without[0] / with_it[0] for without, with_it in rounds)
     sizes = [f"{mb:.1f}" for place in (0, 1) for mb in (of(place, 2) / 1e6, plans[place][1], of(place, 1) / 1e6)]
     return [f"{of(0, 0):.2f}", f"{of(1, 0):.2f}", f"{ratio:.2f}", f"{plans[0][0] / plans[1][0]:.2f}", *sizes]

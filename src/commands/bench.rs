@@ -74,7 +74,7 @@ fn measure(rank: &Rank, config: &Config, data: &Arc<dyn Source>, steps: u64) -> 
     let room = train::rank_memory(config, config.parallel.ranks).unwrap_or(u64::MAX) / 2;
     let ceilings = ceilings(&rank.device, &rank.world, room)?;
     let mut trainer = train::trainer(rank, config)?;
-    train::begin(&mut trainer, config)?;
+    train::begin(rank, &mut trainer, config)?;
     trainer.routings = Arc::new(Routings { migration: train::migration_policy(config), ..Routings::NONE });
     let mut loader = train::loader(config, &trainer.mesh, data.clone(), 0)?;
     for step in 1..=WARM_UP {

@@ -16,6 +16,7 @@ mod launcher;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod node;
+mod pace;
 #[cfg(any(feature = "mpi", test))]
 mod place;
 mod process;

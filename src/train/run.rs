@@ -137,20 +137,22 @@ impl<'a> Loop<'a> {
         let mut reached = TrainingProgress { step: 0, tokens: 0, seconds: 0.0, loss_trend: None };
         match &job.start {
             Start::Fresh => {}
-            Start::Weights(source) => begin_with(source, &mut trainer)?,
+            Start::Weights(source) => begin_with(&rank, source, &mut trainer)?,
             Start::From(source) => {
                 trainer.adopt_experts(source)?;
                 let Trainer { model, optimizer, mesh, .. } = &mut trainer;
                 let source = &checkpoint::retyped(source, model, optimizer, mesh)?;
-                checkpoint::load_model(source, model)?;
-                checkpoint::load_optimizer(source, model, optimizer)?;
+                rank.at_own_pace(|| {
+                    checkpoint::load_model(source, model)?;
+                    checkpoint::load_optimizer(source, model, optimizer)
+                })?;
                 reached = source.manifest.progress.clone();
                 trainer.trend = reached.loss_trend.map(LossTrend::of_numbers);
             }
         }
         trainer.within_budget(reached.step)?;
         let loader = loader(config, &trainer.mesh, data.train.clone(), reached.step)?;
-        let screen = Screen::new(rank.world.rank() == 0, config, reached.step)?;
+        let screen = rank.at_own_pace(|| Screen::new(rank.world.rank() == 0, config, reached.step))?;
         trainer.mesh.measured_ways().iter().for_each(|measured| screen.progress.note(&measured.to_string()));
         let (waiting_s, group) = (vec![0.0; rank.world.size()], trainer.mesh.expert.size());
         let rows_sent = vec![vec![0; group]; if config.moe.is_some() { rank.world.size() } else { 0 }];

@@ -106,7 +106,7 @@ pub fn trained(rank: &Rank, config: &Config, source: &checkpoint::OpenCheckpoint
     source.check_size(count(&sizes).total)?;
     let mut model = Model::new(&rank.device, &sizes, &mesh);
     checkpoint::check_fit(source, &mut model, &mesh)?;
-    checkpoint::load_model(source, &mut model)?;
+    rank.at_own_pace(|| checkpoint::load_model(source, &mut model))?;
     Ok((model, mesh))
 }
 
@@ -114,9 +114,9 @@ pub fn trained(rank: &Rank, config: &Config, source: &checkpoint::OpenCheckpoint
 ///
 /// # Errors
 /// Weights that cannot be read or are of another model.
-pub fn begin(trainer: &mut Trainer, config: &Config) -> Result<(), Error> {
+pub fn begin(rank: &Rank, trainer: &mut Trainer, config: &Config) -> Result<(), Error> {
     let Some(init) = &config.train.init else { return Ok(()) };
-    begin_with(&init_weights(init, config.train.dtype)?.0, trainer)
+    begin_with(rank, &init_weights(init, config.train.dtype)?.0, trainer)
 }
 
 /// Gives a new trainer the weights of a checkpoint. Adapters begin as they do in any run where the checkpoint has none.
@@ -124,14 +124,14 @@ pub fn begin(trainer: &mut Trainer, config: &Config) -> Result<(), Error> {
 ///
 /// # Errors
 /// A checkpoint that cannot be read or is of another model.
-pub(super) fn begin_with(source: &checkpoint::OpenCheckpoint, trainer: &mut Trainer) -> Result<(), Error> {
+pub(super) fn begin_with(rank: &Rank, source: &checkpoint::OpenCheckpoint, trainer: &mut Trainer) -> Result<(), Error> {
     let Trainer { model, optimizer, mesh, .. } = trainer;
     let files = source.files(TensorKind::Model)?;
     let has_adapters = files.list().keys().any(|name| lora::is_factor(name));
     let mut without = lora::Unadapted(model);
     let fitting: &mut dyn Parameters = if has_adapters { without.0 } else { &mut without };
     checkpoint::check_fit(source, fitting, mesh)?;
-    checkpoint::load_model(source, fitting)?;
+    rank.at_own_pace(|| checkpoint::load_model(source, fitting))?;
     Ok(optimizer.restart(model)?)
 }
 

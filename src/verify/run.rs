@@ -164,7 +164,7 @@ struct Worker<'a> {
 
 impl Worker<'_> {
     fn train(&mut self, between: Between, data: &Arc<dyn Source>) -> Result<(), train::Error> {
-        train::begin(&mut self.trainer, self.config)?;
+        train::begin(&self.rank, &mut self.trainer, self.config)?;
         if let Twist::Dither(number, _) = self.twist {
             dither(&mut self.trainer, number)?;
         }

@@ -1,0 +1,102 @@
+//! What takes some ranks longer than others outside of steps, such as reading a checkpoint.
+
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use guildhall_comm::{Communicator, Error, Reduce};
+
+use super::Rank;
+
+/// Ranks that wait for one another meet so often.
+const MEETINGS_EVERY: Duration = Duration::from_millis(50);
+
+impl Rank {
+    /// Calls `f`, which uses no communicator, and returns when it has ended on all ranks, or failed on one. A thread of each
+    /// rank's own meets those of the others meanwhile, so that no rank is taken for lost, however long it takes. Not
+    /// counted as traffic. Collective.
+    ///
+    /// # Errors
+    /// Those of `f`; what the world reports.
+    pub fn at_own_pace<T, E: From<Error>>(&self, f: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        if self.runs_alone || self.world.size() == 1 {
+            return f();
+        }
+        let (ended, ends) = mpsc::channel();
+        let at_own_pace = || {
+            thread::scope(|scope| {
+                // If `f` panics it is dropped, which the thread hears.
+                let ended = ended;
+                let meeting = scope.spawn(move || meet(&self.world, &ends));
+                let result = f();
+                let _ = ended.send(result.is_err());
+                let met = meeting.join().unwrap_or_else(|panic| resume_unwind(panic));
+                let value = result?;
+                met?;
+                Ok(value)
+            })
+        };
+        self.ledger.uncounted(at_own_pace)
+    }
+}
+
+/// Meets the other ranks until all have ended, or one has failed.
+fn meet(world: &Arc<dyn Communicator>, ends: &Receiver<bool>) -> Result<(), Error> {
+    let mut own = None;
+    loop {
+        if own.is_none() {
+            own = match ends.recv_timeout(MEETINGS_EVERY) {
+                Ok(has_failed) => Some(has_failed),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => Some(true),
+            };
+        }
+        let state = [own.is_none(), own == Some(true)].map(u64::from).to_vec();
+        let all = world.all_reduce(Reduce::Max, state)?.into_u64();
+        if all[0] == 0 || all[1] > 0 {
+            return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::launch::Process;
+    use crate::parallel;
+
+    /// What three ranks come to, of which rank 1 calls `f` and the others are done at once; all then meet.
+    fn ended(f: impl Fn() -> Result<(), Error> + Sync) -> Vec<Result<u64, String>> {
+        let config = parallel::Config { timeout_s: 1, threads: Some(1), ..parallel::Config::of(3, 1) };
+        let ended = Process::whole(&config).each(&config, |rank| {
+            rank.at_own_pace(|| if rank.world.rank() == 1 { f() } else { Ok(()) })?;
+            assert!(rank.ledger.snapshot().is_empty(), "it is no traffic");
+            Ok::<_, Error>(rank.world.all_reduce(Reduce::Sum, vec![1u64])?.into_u64()[0])
+        });
+        ended.into_iter().map(|ended| ended.map_err(|failure| failure.to_string())).collect()
+    }
+
+    #[test]
+    fn a_rank_that_takes_longer_than_the_timeout_is_waited_for() {
+        let all = ended(|| {
+            thread::sleep(Duration::from_secs(3));
+            Ok(())
+        });
+        assert_eq!(all, [Ok(3), Ok(3), Ok(3)]);
+    }
+
+    #[test]
+    fn a_rank_that_fails_or_panics_ends_all() {
+        let begun = Instant::now();
+        let failed = ended(|| Err(Error::Aborted { by: 1, reason: "as planned".to_owned() }));
+        let panicked = ended(|| panic!("as planned"));
+        for all in [failed, panicked] {
+            assert!(all.iter().all(|end| end.as_ref().is_err_and(|told| told.contains("as planned"))), "{all:?}");
+        }
+        assert!(begun.elapsed() < Duration::from_secs(1), "nobody waits for the timeout");
+    }
+}
