@@ -111,8 +111,11 @@ pub(super) fn prune(run: &Path, step: u64, keep: usize) -> Result<(), Error> {
     let mut steps = steps(run)?;
     steps.retain(|&other| other <= step);
     let old = if keep == 0 { 0 } else { steps.len().saturating_sub(keep) };
-    let removed = steps[..old].iter().map(|&step| remove(&step_folder(run, step)));
-    removed.fold(Ok(()), |earlier, removed| earlier.and(removed))
+    let mut outcome = Ok(());
+    for &step in &steps[..old] {
+        outcome = outcome.and(remove(&step_folder(run, step)));
+    }
+    outcome
 }
 
 /// An empty folder to write into, whatever an interrupted run left there. What is in nobody's way may stay: a folder that
