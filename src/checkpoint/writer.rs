@@ -289,6 +289,7 @@ impl TaskWriter {
             return Ok(Written::Nothing);
         }
         place.publish(partial)?;
+        // A sign of life: what is removed may be large.
         self.oversight.is_wanted();
         Ok(place.prune().map_or_else(Written::Unpruned, |()| Written::Nothing))
     }

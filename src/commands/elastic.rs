@@ -17,9 +17,12 @@ pub(super) fn load(arguments: &TrainArgs, more: &[String]) -> Result<Loaded, Com
 /// The recipe as it fits the processes of an elastic run. What fits is found by the one that leads: others may measure their
 /// machine otherwise. Collective over the processes.
 pub(super) fn fitted(process: &Process, loaded: Loaded, arguments: &TrainArgs) -> Result<Loaded, CommandFailure> {
+    if Launched::here().is_none() {
+        return Ok(loaded);
+    }
     let config = &loaded.config;
     process.same("recipes", &config.to_toml())?;
-    if !config.train.elastic || Launched::here().is_none() {
+    if !config.train.elastic {
         return Ok(loaded);
     }
     let here = Config { parallel: process.with_threads(&config.parallel), ..config.clone() };

@@ -282,9 +282,8 @@ impl<T> Rounds<T> {
         // The messages of a stage start in the order of operations, on every rank: so they meet.
         let mut open = StagesOpen::BOTH;
         for round in self.open.values_mut().filter(|round| !round.is_done()) {
-            let before = round.moved;
             open = round.go_on(post, address, open);
-            self.moved += round.moved - before;
+            self.moved += std::mem::take(&mut round.moved);
         }
         self.forget_abandoned();
     }

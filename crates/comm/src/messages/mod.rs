@@ -208,71 +208,37 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::Reduce;
-
-    /// Carries a message in so long, one after the other, and so many in all.
-    struct SlowPost {
-        post: LocalPost,
-        next: Instant,
-        left: usize,
-    }
 
     const EACH: Duration = Duration::from_millis(20);
     const TIMEOUT: Duration = Duration::from_millis(400);
+    const PARTS: usize = 40;
 
-    impl PointToPoint for SlowPost {
-        type Ticket = LocalTicket;
-        const BYTES_MAX: usize = LocalPost::BYTES_MAX;
-
-        fn rank(&self) -> usize {
-            self.post.rank()
-        }
-
-        fn size(&self) -> usize {
-            self.post.size()
-        }
-
-        fn tag_max(&self) -> u32 {
-            self.post.tag_max()
-        }
-
-        unsafe fn send(&mut self, to: usize, tag: u32, bytes: *const u8, len: usize) -> Result<LocalTicket, String> {
-            // SAFETY: as here.
-            unsafe { self.post.send(to, tag, bytes, len) }
-        }
-
-        unsafe fn receive(&mut self, from: usize, tag: u32, bytes: *mut u8, len: usize) -> Result<LocalTicket, String> {
-            // SAFETY: as here.
-            unsafe { self.post.receive(from, tag, bytes, len) }
-        }
-
-        fn is_done(&mut self, ticket: &mut LocalTicket) -> Result<bool, String> {
-            if self.left == 0 || Instant::now() < self.next || !self.post.is_done(ticket)? {
-                return Ok(false);
+    /// How rank 0's wait for a large message ends of which so many parts come, one after the other, and how long it takes.
+    fn awaited(parts: usize) -> (Result<Vec<u64>, Error>, Duration) {
+        let (begun, posts) = (Instant::now(), local(2));
+        let sender = posts[1].clone();
+        let sends = thread::spawn(move || {
+            for _ in 0..parts {
+                thread::sleep(EACH);
+                // By the first lane's first stage.
+                sender.bring(0, 0, vec![1; LocalPost::BYTES_MAX]);
             }
-            (self.next, self.left) = (Instant::now() + EACH, self.left - 1);
-            Ok(true)
-        }
-    }
-
-    /// How two ranks' sum of a large vector ends, of whose messages so many come, and how long it takes.
-    fn summed(messages: usize) -> (Vec<Result<u64, Error>>, Duration) {
-        let begun = Instant::now();
-        let sum = move |post: LocalPost| {
-            let world = world(SlowPost { post, next: begun, left: messages }, TIMEOUT);
-            Ok(world.all_reduce(Reduce::Sum, vec![1u64; 40 * LocalPost::BYTES_MAX / 8])?.into_u64()[0])
-        };
-        let ranks: Vec<_> = local(2).into_iter().map(|post| thread::spawn(move || sum(post))).collect();
-        (ranks.into_iter().map(|rank| rank.join().unwrap()).collect(), begun.elapsed())
+        });
+        let world = world(posts[0].clone(), TIMEOUT);
+        let message =
+            world.broadcast(1, vec![0u64; PARTS * LocalPost::BYTES_MAX / 8]).map(|payload| payload.into_u64());
+        sends.join().unwrap();
+        (message, begun.elapsed())
     }
 
     /// What takes longer than the timeout and moves on is no standstill; what has begun and moves no more is one.
     #[test]
     fn a_wait_lasts_as_long_as_messages_come() {
-        let (all, took) = summed(usize::MAX);
-        assert!(all.iter().all(|sum| matches!(sum, Ok(2))) && took > 2 * TIMEOUT, "{all:?} in {took:?}");
-        let (all, took) = summed(10);
-        assert!(all.iter().all(|sum| matches!(sum, Err(Error::Timeout { .. }))), "{all:?}");
+        let (message, took) = awaited(PARTS);
+        assert!(message.is_ok_and(|words| words.iter().all(|word| *word == u64::MAX / 255)));
+        assert!(took > TIMEOUT + TIMEOUT / 2, "{took:?}");
+        let (message, took) = awaited(PARTS / 4);
+        assert!(matches!(message, Err(Error::Timeout { .. })), "{message:?}");
         assert!(took < 3 * TIMEOUT, "{took:?}");
     }
 }

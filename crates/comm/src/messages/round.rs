@@ -34,7 +34,7 @@ pub(super) struct MessageRound<T> {
     buffers: [*mut u8; 2],
     /// By rank of the group: what it alone sends. Words keep every kind of element aligned.
     parts: Vec<Vec<u64>>,
-    /// Parts of messages that have left or come.
+    /// Parts of messages that have left or come and are not counted yet.
     pub(super) moved: u64,
     /// Nobody wants the result.
     pub(super) is_abandoned: bool,
