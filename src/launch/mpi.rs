@@ -1,20 +1,20 @@
 //! One rank of the processes that a launcher of MPI has started: data by MPI, agreement and words over TCP.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
 use guildhall_comm::control::ControlLane;
-use guildhall_comm::control::sockets::Doorway;
+use guildhall_comm::control::Doorway;
 use guildhall_comm::messages::{self, mpi::Session};
 use guildhall_comm::wrap::{Agreement, Carried, Patience};
 use guildhall_comm::{Communicator, SystemClock};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::join::GiveUp;
-use super::place::{ListeningPlace, PLACE_BYTES};
+use super::place::{ListeningPlace, PLACE_BYTES, everywhere};
 use super::{Launched, Member, Process, Refusal};
 use crate::parallel;
 
@@ -90,7 +90,7 @@ fn refused(text: String) -> Refusal {
 
 /// A control lane between all processes, which wait so long for each other.
 fn connect(world: &Arc<dyn Communicator>, timeout: Duration) -> anyhow::Result<Arc<dyn ControlLane>> {
-    let doorway = Doorway::open((Ipv4Addr::UNSPECIFIED, 0))?;
+    let doorway = Doorway::open((everywhere(), 0))?;
     let own = ListeningPlace::here(doorway.address()?.port());
     let told = own.told();
     let size = world.size();

@@ -1,7 +1,8 @@
 //! Where a process listens: what it tells the others, and by which of its addresses they reach it.
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
 
 use super::node::node;
 
@@ -17,7 +18,7 @@ pub(super) struct ListeningPlace {
 }
 
 impl ListeningPlace {
-    /// This process, which listens at `port`.
+    /// This process, which listens at [`everywhere`] and at `port`.
     pub(super) fn here(port: u16) -> ListeningPlace {
         ListeningPlace { node: node(), addresses: addresses(), port }
     }
@@ -47,7 +48,8 @@ impl ListeningPlace {
     pub(super) fn from(self, own: &ListeningPlace) -> Vec<SocketAddr> {
         let at = |address| SocketAddr::new(address, self.port);
         if self.node == own.node {
-            return vec![at(Ipv4Addr::LOCALHOST.into())];
+            let is_ipv4 = are_ipv4(&self.addresses);
+            return vec![at(if is_ipv4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() })];
         }
         // What this machine has too is a bridge of each machine's own.
         let mut addresses = self.addresses.clone();
@@ -61,30 +63,61 @@ impl ListeningPlace {
 fn common_bits(a: IpAddr, b: IpAddr) -> u32 {
     match (a, b) {
         (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
+        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
         _ => 0,
     }
 }
 
-/// This machine's own addresses but for loopback.
+/// Where to listen so that this machine's addresses reach it.
+pub(super) fn everywhere() -> IpAddr {
+    if are_ipv4(&addresses()) { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
+}
+
+/// Who has no address is alone with what is on its machine.
+fn are_ipv4(addresses: &[IpAddr]) -> bool {
+    addresses.iter().all(IpAddr::is_ipv4)
+}
+
+/// This machine's own addresses that others may reach: those of IPv6 where there are no others.
 fn addresses() -> Vec<IpAddr> {
-    let table = fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
-    local_addresses(&table)
+    let read = |table: &str| fs::read_to_string(Path::new("/proc/net").join(table)).unwrap_or_default();
+    let ipv4 = local_addresses(&read("fib_trie"));
+    match ipv4.is_empty() {
+        false => ipv4.into_iter().map(IpAddr::V4).collect(),
+        true => global_addresses(&read("if_inet6")).into_iter().map(IpAddr::V6).collect(),
+    }
 }
 
 /// Of the kernel's table of routes: an address is on the line before the one that says that it is a host's here.
-fn local_addresses(table: &str) -> Vec<IpAddr> {
+fn local_addresses(table: &str) -> Vec<Ipv4Addr> {
     let lines: Vec<&str> = table.lines().map(str::trim).collect();
     let local = lines.windows(2).filter(|pair| pair[1].contains("/32 host LOCAL"));
-    let address = |pair: &[&str]| pair[0].strip_prefix("|-- ")?.parse::<Ipv4Addr>().ok();
-    let mut addresses: Vec<IpAddr> =
-        local.filter_map(address).filter(|address| !address.is_loopback()).map(IpAddr::V4).collect();
+    let address = |pair: &[&str]| pair[0].strip_prefix("|-- ")?.parse().ok();
+    let mut addresses: Vec<Ipv4Addr> =
+        local.filter_map(address).filter(|address: &Ipv4Addr| !address.is_loopback()).collect();
     addresses.sort();
     addresses.dedup();
     addresses
 }
 
+/// Of the kernel's table of addresses: 32 digits, the interface's number, the length of the prefix, and the scope, which is
+/// 00 for those that are more than a link's.
+fn global_addresses(table: &str) -> Vec<Ipv6Addr> {
+    let address = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let is_global = words.get(3) == Some(&"00");
+        let bits = words.first().filter(|_| is_global).and_then(|digits| u128::from_str_radix(digits, 16).ok());
+        bits.map(Ipv6Addr::from_bits)
+    };
+    let mut addresses: Vec<Ipv6Addr> = table.lines().filter_map(address).collect();
+    addresses.sort();
+    addresses
+}
+
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
+
     use super::*;
 
     const TABLE: &str = "Local:
@@ -106,8 +139,13 @@ mod tests {
 
     #[test]
     fn addresses_are_those_of_the_host() {
-        let found: Vec<String> = local_addresses(TABLE).iter().map(IpAddr::to_string).collect();
+        let found: Vec<String> = local_addresses(TABLE).iter().map(Ipv4Addr::to_string).collect();
         assert_eq!(found, ["10.1.2.3", "192.168.7.9"]);
+        let table = "fd00000000000000024240fffe112233 02 40 00 80     eth0\n\
+                     00000000000000000000000000000001 01 80 10 80       lo\n\
+                     fe80000000000000024240fffe112233 02 40 20 80     eth0\n";
+        let found: Vec<String> = global_addresses(table).iter().map(Ipv6Addr::to_string).collect();
+        assert_eq!(found, ["fd00::242:40ff:fe11:2233"]);
     }
 
     #[test]
@@ -118,6 +156,18 @@ mod tests {
         let understood = ListeningPlace::of_text(&String::from_utf8_lossy(&told));
         assert_eq!((understood.node, understood.port), (here.node, 7));
         assert_eq!(understood.addresses, here.addresses);
+    }
+
+    #[test]
+    fn who_listens_everywhere_is_reached_at_each_address() {
+        let listener = TcpListener::bind((everywhere(), 0)).expect("a free port");
+        let port = listener.local_addr().expect("it is open").port();
+        let here = ListeningPlace::here(port);
+        let elsewhere = ListeningPlace { node: "elsewhere".to_owned(), addresses: Vec::new(), port: 0 };
+        let reached = ListeningPlace::here(port).from(&here).into_iter().chain(here.from(&elsewhere));
+        for address in reached {
+            TcpStream::connect(address).unwrap_or_else(|error| panic!("{address}: {error}"));
+        }
     }
 
     #[test]
@@ -134,5 +184,12 @@ mod tests {
         assert_eq!(there, ["10.1.9.9:7", "192.168.1.1:7"]);
         let here = told(place("here", &["10.1.2.3"])).from(&own);
         assert_eq!(here, ["127.0.0.1:7".parse().expect("an address")]);
+        // Of IPv6 alone.
+        let own = place("here", &["fd00:1::2"]);
+        let there = told(place("there", &["fd00:2::9", "fd00:1::9"])).from(&own);
+        let there: Vec<String> = there.iter().map(SocketAddr::to_string).collect();
+        assert_eq!(there, ["[fd00:1::9]:7", "[fd00:2::9]:7"]);
+        let here = told(place("here", &["fd00:1::2"])).from(&own);
+        assert_eq!(here, ["[::1]:7".parse().expect("an address")]);
     }
 }

@@ -1,4 +1,8 @@
-//! One binary of all integration tests; `docs/testing.md` says which file asks which question.
+//! One binary of all integration tests but those of processes under MPI; `docs/testing.md` says which file asks which
+//! question.
+
+#[path = "../shared/mod.rs"]
+mod shared;
 
 mod adjoint;
 mod auxiliary;
@@ -41,8 +45,6 @@ mod masking;
 mod migration;
 mod migration_policies;
 mod moe_oracle;
-#[cfg(feature = "mpi")]
-mod mpi;
 mod names;
 mod nodes;
 mod packed;
@@ -53,7 +55,6 @@ mod plan;
 mod plan_migration;
 mod plan_recorded;
 mod processes;
-mod program;
 mod readme;
 mod recipes;
 mod recompute;
@@ -91,3 +92,5 @@ mod uneven_experts;
 mod verify;
 mod world;
 mod zero;
+
+use shared::{fake_gpu, memory, program};

@@ -15,7 +15,7 @@ use guildhall::config;
 use guildhall::launch::{Member, Process, Rank, Refusal, RunFailure, Tellable};
 use guildhall::parallel;
 use guildhall::train::Job;
-use guildhall_comm::control::sockets::Doorway;
+use guildhall_comm::control::Doorway;
 use guildhall_comm::control::{ControlLane, Signal, mailbox};
 use guildhall_comm::threads::{self, Options};
 use guildhall_comm::{Error, Reduce};

@@ -3,13 +3,13 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use common::{PATIENT, connected};
-use guildhall_comm::control::{ControlLane, FRAME_BYTES_MAX, Received, Signal, mailbox, sockets::Doorway};
+use guildhall_comm::control::{ControlLane, Doorway, FRAME_BYTES_MAX, Received, Signal, mailbox};
 use guildhall_comm::{CallSite, Clock, Collective, ManualClock, SystemClock, threads};
 
 type Lane = Arc<dyn ControlLane>;
@@ -137,9 +137,9 @@ fn a_sleeping_receiver_is_woken() {
     });
 }
 
-/// What a rank calls with.
-fn greeting(size: u32, rank: u32) -> Vec<u8> {
-    [b"guildctl".as_slice(), &size.to_le_bytes(), &rank.to_le_bytes()].concat()
+/// What a rank of a world of `size` calls another with.
+fn greeting(size: u32, caller: u32, called: u32) -> Vec<u8> {
+    [b"guildctl".as_slice(), [size, caller, called].map(u32::to_le_bytes).as_flattened()].concat()
 }
 
 /// Rank 0 of two, and the bare connection of its peer.
@@ -147,7 +147,7 @@ fn with_a_bare_peer() -> (Lane, TcpStream) {
     let doorway = Doorway::open("127.0.0.1:0").expect("a free port");
     let address = doorway.address().expect("it is open");
     let mut stream = TcpStream::connect(address).expect("it is open");
-    stream.write_all(&greeting(2, 1)).expect("it is read");
+    stream.write_all(&greeting(2, 1, 0)).expect("it is read");
     let lane = doorway.pass(0, &[address, address], PATIENT.timeout).expect("rank 1 has called");
     (lane, stream)
 }
@@ -188,8 +188,16 @@ fn callers_who_are_no_rank_are_hung_up_on() {
         stream.shutdown(Shutdown::Write).expect("it is connected");
         stream
     };
-    let refused = [&b"GET / HTTP/1.1\r\n\r\n"[..], b"", &greeting(3, 1), &greeting(2, 0), &greeting(2, 2)].map(call);
-    let peer = call(&greeting(2, 1));
+    let refused = [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        b"",
+        &greeting(3, 1, 0),
+        &greeting(2, 0, 0),
+        &greeting(2, 2, 0),
+        &greeting(2, 1, 1),
+    ]
+    .map(call);
+    let peer = call(&greeting(2, 1, 0));
     let lane = doorway.pass(0, &[address, address], PATIENT.timeout).expect("rank 1 called last");
     for mut stream in refused {
         // The end of the connection, or its reset where bytes were left unread.
@@ -197,6 +205,50 @@ fn callers_who_are_no_rank_are_hung_up_on() {
     }
     drop(peer);
     assert_eq!((next(&lane).from, lane.receive()), (1, None));
+}
+
+/// Before it come addresses where nobody answers, where nobody listens, and where another rank does.
+#[test]
+fn a_rank_is_found_at_whichever_of_its_addresses_it_is() {
+    let address = |door: &Doorway| door.address().expect("it is open");
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let silent = silent.local_addr().expect("it is open");
+    let closed = address(&Doorway::open("127.0.0.1:0").expect("a free port"));
+    let doors: Vec<Doorway> = (0..3).map(|_| Doorway::open("127.0.0.1:0").expect("a free port")).collect();
+    let at: Vec<SocketAddr> = doors.iter().map(address).collect();
+    let addresses = [0, 1, 2].map(|rank| vec![silent, closed, at[(rank + 1) % 3], silent, at[rank]]);
+    let pass =
+        |(rank, door): (usize, Doorway)| door.pass_any(rank, &addresses, PATIENT.timeout).expect("all are found");
+    let lanes: Vec<Lane> = thread::scope(|scope| {
+        let passing: Vec<_> = doors.into_iter().enumerate().map(|door| scope.spawn(move || pass(door))).collect();
+        passing.into_iter().map(|lane| lane.join().expect("it does not panic")).collect()
+    });
+    for from in 0..3 {
+        lanes[from].send_all(&said("here"));
+        let others = (0..3).filter(|&rank| rank != from);
+        others.for_each(|rank| assert_eq!(next(&lanes[rank]), Received { from, signal: said("here") }));
+    }
+}
+
+/// Each of many ranks hears all others, in their order.
+#[test]
+fn many_ranks_hear_each_other() {
+    const RANKS: usize = 80;
+    let lanes = connected(RANKS);
+    thread::scope(|scope| {
+        for lane in &lanes {
+            scope.spawn(|| (0..3).for_each(|index| lane.send_all(&said(&index.to_string()))));
+        }
+    });
+    for lane in &lanes {
+        let mut heard = [0; RANKS];
+        for _ in 0..3 * (RANKS - 1) {
+            let Received { from, signal } = next(lane);
+            assert_eq!(signal, said(&heard[from].to_string()), "of rank {from}");
+            heard[from] += 1;
+        }
+        assert_eq!((heard[lane.rank()], lane.receive()), (0, None));
+    }
 }
 
 #[test]

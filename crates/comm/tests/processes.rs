@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use guildhall_comm::control::sockets::Doorway;
+use guildhall_comm::control::Doorway;
 use guildhall_comm::wrap::{Agreement, Patience};
 use guildhall_comm::{Communicator, Error, Reduce, SystemClock, sizes};
 

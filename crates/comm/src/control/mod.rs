@@ -7,14 +7,15 @@
 //!
 //! ```text
 //!   send ──▶ mailbox::lanes     queues of one process                 ┐
-//!            sockets::Doorway   TCP, frames of bytes as in `wire`     ├─▶ receive, in the order of each sender
+//!            Doorway            TCP, frames of bytes as in `wire`     ├─▶ receive, in the order of each sender
 //!                               a peer that ends unheard is Failed    ┘   bell: rung whenever something has come
 //! ```
 
+mod doorway;
 mod inbox;
 pub mod mailbox;
 mod signal;
-pub mod sockets;
+mod sockets;
 mod wire;
 
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use std::time::Duration;
 use crate::bell::Bell;
 use crate::clock::Clock;
 
+pub use doorway::Doorway;
 pub(crate) use inbox::Inbox;
 pub use signal::{Arrival, Signal};
 pub use wire::{BadSignal, FRAME_BYTES_MAX};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use guildhall_comm::Failure;
-use guildhall_comm::control::{ControlLane, mailbox, sockets::Doorway};
+use guildhall_comm::control::{ControlLane, Doorway, mailbox};
 use guildhall_comm::simulated::{self, WorldScript};
 use guildhall_comm::wrap::{Agreement, Delay, Fault, Faults, Link, Network, NodeWay, Patience, Relay, Trace};
 use guildhall_comm::{Clock, Communicator, Error, Payload, Reduce, SystemClock, bf16, messages, solo, threads};

@@ -1,6 +1,9 @@
 //! Ranks that are processes of a launcher of MPI: they train to the bits of thread ranks, and whatever becomes of one of
 //! them, all end and say why.
 
+#[path = "../shared/mod.rs"]
+mod shared;
+
 mod network;
 mod refusals;
 mod storage;
@@ -12,9 +15,14 @@ use std::time::{Duration, Instant};
 
 use refusals::is_refused;
 
-use crate::cuda::{ROUNDING, assert_near, exported, numbers};
-use crate::program::{Finished, PROGRAM, RECIPE, Running, Workshop, damage, send_signal, skipped, wait_until};
-use crate::replicas::{COMPARED, KEPT, flip_in_memory, kept_values};
+use shared::{fake_gpu, memory, program};
+
+use crate::fake_gpu::exported;
+use crate::memory::{COMPARED, KEPT, flip_in_memory, kept_values};
+use crate::program::{
+    Finished, PROGRAM, RECIPE, ROUNDING, Running, Workshop, assert_near, damage, numbers, send_signal, skipped,
+    wait_until,
+};
 
 /// As root and with more ranks than cores, both of which Open MPI asks to be told; MPICH does not ask.
 /// The launcher is the one in `MPIRUN`, or `mpirun`.

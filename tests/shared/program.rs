@@ -372,6 +372,21 @@ pub(crate) fn flip(path: &Path, at: usize) {
     fs::write(path, bytes).unwrap();
 }
 
+/// By how much numbers of a step differ that are sums of another order: by ranks, or by kernels of another backend.
+pub(crate) const ROUNDING: f64 = 1e-5;
+
+/// Losses and gradient norms of a run.
+pub(crate) fn numbers(shop: &Workshop, run: &str) -> Vec<f64> {
+    let all = ["loss", "grad_norm"].map(|field| shop.series(run, field)).concat();
+    all.iter().map(|number| number.as_f64().expect("a number")).collect()
+}
+
+#[track_caller]
+pub(crate) fn assert_near(what: &str, got: &[f64], want: &[f64], tolerance: f64) {
+    let is_near = got.iter().zip(want).all(|(got, want)| (got - want).abs() <= tolerance * want.abs());
+    assert!(is_near && got.len() == want.len() && !got.is_empty(), "{what}: {got:?} instead of {want:?}");
+}
+
 /// Text of `count` words, another for every `seed`.
 fn sentences(seed: u64, count: usize) -> String {
     let words: Vec<&str> = WORDS.split(' ').collect();
