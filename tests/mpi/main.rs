@@ -302,6 +302,28 @@ fn processes_where(holds: impl Fn(&str, &str) -> bool) -> Vec<String> {
     found.into_iter().map(|(_, pid)| pid).collect()
 }
 
+/// What a process has of threads does not depend on how many others there are.
+#[test]
+fn many_processes_are_watched_by_few_threads() {
+    const RANKS: usize = 16;
+    let shop = Workshop::new();
+    let options = "--set parallel.expert=4 --set train.batch_tokens=512 --set train.steps=400 --set train.eval_every=0 \
+                   --set train.checkpoint_every=0 --set train.schedule=constant --set train.warmup_steps=0";
+    let running = launch(&shop, RANKS, &format!("{options} --set run.dir={}", shop.path("many").display()));
+    wait_until("steps", || shop.metrics("many").len() > 5);
+    let all = processes("many");
+    assert_eq!(all.len(), RANKS, "{all:?}");
+    let threads = |pid: &String| fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").count();
+    let most = all.iter().map(threads).max();
+    running.signal("USR1");
+    let finished = running.wait();
+    assert_eq!(finished.code, Some(0), "{}", finished.err);
+    assert!(most <= Some(RANKS), "{most:?} threads in a process, as if each of the others had one");
+    let steps = shop.metrics("many").len();
+    shop.succeeds(&format!("train {RECIPE} {options} --set train.steps={steps} --ranks {RANKS} --set run.dir=threads"));
+    assert_eq!(shop.series("many", "loss"), shop.series("threads", "loss"));
+}
+
 /// Whichever rank is lost, the launcher ends the others and does not report success; the run goes on from its newest
 /// checkpoint, to the weights of a run that nothing happened to.
 #[test]

@@ -7,14 +7,14 @@
 //!
 //! The lane trusts its network: whoever reaches the address and says that it is a rank is taken for it.
 
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
+use polling::{Event, Events, PollMode, Poller};
 
 use super::inbox::Inbox;
 use super::wire::FRAME_BYTES_MAX;
@@ -41,17 +41,16 @@ impl Sockets {
         streams: Vec<Option<TcpStream>>,
         patience: Duration,
     ) -> io::Result<Arc<dyn ControlLane>> {
-        let (inbox, mut incoming) = (Inbox::new(), Vec::new());
+        let (inbox, mut reader) = (Inbox::new(), Reader { poller: Poller::new()?, open: BTreeMap::new() });
         for (peer, stream) in streams.iter().enumerate() {
             let Some(stream) = stream else { continue };
             stream.set_nodelay(true)?;
             stream.set_write_timeout(Some(patience.clamp(Duration::from_millis(1), SEND_WITHIN)))?;
-            incoming.push(Incoming { peer, stream: stream.try_clone()?, unread: Vec::new() });
+            reader.add(Incoming { peer, stream: stream.try_clone()?, unread: Vec::new() })?;
         }
-        let reader = thread::Builder::new().name(format!("control {rank}"));
         let of_reader = inbox.clone();
         // It ends with the connections, when both ends of each have left.
-        reader.spawn(move || listen(incoming, &of_reader))?;
+        thread::Builder::new().name(format!("control {rank}")).spawn(move || reader.listen(&of_reader))?;
         let peers = streams.into_iter().map(|stream| stream.map(Mutex::new)).collect();
         Ok(Arc::new(Sockets { rank, inbox, peers }))
     }
@@ -110,26 +109,51 @@ struct Incoming {
     unread: Vec<u8>,
 }
 
-/// Posts what the peers send, until each has left or is lost.
-fn listen(mut open: Vec<Incoming>, inbox: &Inbox) {
-    let mut bytes = vec![0; READ_BYTES];
-    while !open.is_empty() {
-        let mut awaited: Vec<PollFd<'_>> =
-            open.iter().map(|incoming| PollFd::new(&incoming.stream, PollFlags::IN)).collect();
-        let came = match poll(&mut awaited, None) {
-            Ok(_) => Ok(()),
-            Err(Errno::INTR) => continue,
-            Err(error) => Err(error),
-        };
-        let is_ready: Vec<bool> = awaited.iter().map(|connection| !connection.revents().is_empty()).collect();
-        let mut is_ready = is_ready.into_iter();
-        open.retain_mut(|incoming| {
-            let is_ready = is_ready.next().expect("one each");
-            match came {
-                Ok(()) => !is_ready || incoming.receive(&mut bytes, inbox),
-                Err(error) => incoming.lose(format!("its control connection cannot be watched: {error}"), inbox),
+/// Reads all connections of a lane. What it waits for costs the same however many they are.
+struct Reader {
+    poller: Poller,
+    /// By peer.
+    open: BTreeMap<usize, Incoming>,
+}
+
+impl Reader {
+    fn add(&mut self, incoming: Incoming) -> io::Result<()> {
+        // SAFETY: the connection stays open until `close` has taken it back, or both are dropped.
+        unsafe {
+            self.poller.add_with_mode(&incoming.stream, Event::readable(incoming.peer), PollMode::Level)?;
+        }
+        self.open.insert(incoming.peer, incoming);
+        Ok(())
+    }
+
+    fn close(&mut self, peer: usize) {
+        let Some(incoming) = self.open.remove(&peer) else { return };
+        // What has been added can be taken back.
+        self.poller.delete(&incoming.stream).unwrap_or_default();
+    }
+
+    /// Posts what the peers send, until each has left or is lost.
+    fn listen(mut self, inbox: &Inbox) {
+        let (mut ready, mut bytes) = (Events::new(), vec![0; READ_BYTES]);
+        while !self.open.is_empty() {
+            ready.clear();
+            match self.poller.wait(&mut ready, None) {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    for incoming in self.open.values() {
+                        incoming.lose(format!("its control connection cannot be watched: {error}"), inbox);
+                    }
+                    return;
+                }
             }
-        });
+            for event in ready.iter() {
+                let incoming = self.open.get_mut(&event.key);
+                if incoming.is_some_and(|incoming| !incoming.receive(&mut bytes, inbox)) {
+                    self.close(event.key);
+                }
+            }
+        }
     }
 }
 
