@@ -473,8 +473,9 @@ fn without_a_launchers_help_all_others_name_who_is_lost() {
 /// How often each of two runs is killed: one of a process with two threads, one of two processes.
 const KILLS: usize = 100;
 
-/// At a time by chance, which may be before the first step or after the last: a process, or a rank of the launcher's.
-fn kill_by_chance(shop: &Workshop, run: &str, options: &str, draws: &mut impl FnMut() -> usize) -> bool {
+/// At a time by chance, which may be before the first step or after the last: a process, or a rank of the launcher's, which is
+/// told.
+fn kill_by_chance(shop: &Workshop, run: &str, options: &str, draws: &mut impl FnMut() -> usize) -> Option<usize> {
     let mut running = match run {
         "processes" => launch(shop, 2, options),
         _ => shop.start(&format!("train {RECIPE} --ranks 2 {options}")),
@@ -492,15 +493,14 @@ fn kill_by_chance(shop: &Workshop, run: &str, options: &str, draws: &mut impl Fn
         "processes" => processes(run),
         _ => vec![running.pid()],
     };
-    let Some(victim) = victims.get(draws() % victims.len().max(1)).filter(|_| running.is_running()) else {
-        return false;
-    };
+    let rank = draws() % victims.len().max(1);
+    let victim = victims.get(rank).filter(|_| running.is_running())?;
     let (since, _) = (Instant::now(), send_signal("KILL", victim));
     let finished = running.wait();
     assert!(since.elapsed() < Duration::from_secs(30), "it took {:?}", since.elapsed());
     assert_eq!(processes(run), Vec::<String>::new(), "nobody is left");
     assert_ne!(finished.code, Some(0), "{}", finished.err);
-    true
+    Some(rank)
 }
 
 #[test]
@@ -517,21 +517,24 @@ fn a_hundred_kills_lose_nothing() {
     };
     for run in ["threads", "processes"] {
         let options = format!("--resume {long} --set run.dir={}", shop.path(run).display());
-        let mut killed = 0;
+        let mut killed = [0; 2];
         for _ in 0..4 * KILLS {
-            killed += usize::from(kill_by_chance(&shop, run, &options, &mut draws));
-            if killed == KILLS {
+            if let Some(rank) = kill_by_chance(&shop, run, &options, &mut draws) {
+                killed[rank] += 1;
+            }
+            if killed.iter().sum::<usize>() == KILLS {
                 break;
             }
         }
         let reached = shop.metrics(run).len();
-        assert!(killed == KILLS && reached < 3000, "killed {killed} times, {reached} steps");
+        assert!(killed.iter().sum::<usize>() == KILLS && reached < 3000, "killed {killed:?} times, {reached} steps");
+        assert!(run == "threads" || killed.iter().all(|&times| times > KILLS / 4), "of each rank: {killed:?}");
         let resumed = match run {
             "processes" => launched(&shop, 2, &options),
             _ => shop.run(&format!("train {RECIPE} --ranks 2 {options}")),
         };
         assert_eq!(resumed.code, Some(0), "{}", resumed.err);
         assert!(shop.tensors(run, 3000) == shop.tensors("whole", 3000), "other weights after {run}");
-        eprintln!("{run}: killed {killed} times, the last time after {reached} steps");
+        eprintln!("{run}: killed {killed:?} times by rank, the last time after {reached} steps");
     }
 }

@@ -31,7 +31,7 @@ pub(super) struct Sockets {
     rank: usize,
     inbox: Arc<Inbox>,
     /// By rank; none to itself.
-    peers: Vec<Option<Mutex<TcpStream>>>,
+    peers: Vec<Option<Mutex<Arc<TcpStream>>>>,
 }
 
 impl Sockets {
@@ -42,11 +42,12 @@ impl Sockets {
         patience: Duration,
     ) -> io::Result<Arc<dyn ControlLane>> {
         let (inbox, mut reader) = (Inbox::new(), Reader { poller: Poller::new()?, open: BTreeMap::new() });
+        let streams: Vec<Option<Arc<TcpStream>>> = streams.into_iter().map(|stream| stream.map(Arc::new)).collect();
         for (peer, stream) in streams.iter().enumerate() {
             let Some(stream) = stream else { continue };
             stream.set_nodelay(true)?;
             stream.set_write_timeout(Some(patience.clamp(Duration::from_millis(1), SEND_WITHIN)))?;
-            reader.add(Incoming { peer, stream: stream.try_clone()?, unread: Vec::new() })?;
+            reader.add(Incoming { peer, stream: stream.clone(), unread: Vec::new() })?;
         }
         let of_reader = inbox.clone();
         // It ends with the connections, when both ends of each have left.
@@ -69,8 +70,8 @@ impl ControlLane for Sockets {
         let Some(peer) = &self.peers[to] else { return self.inbox.post(to, signal.clone()) };
         let bytes = signal.encode();
         let frame = [&(bytes.len() as u32).to_le_bytes()[..], &bytes].concat();
-        let mut stream = peer.lock().unwrap_or_else(PoisonError::into_inner);
-        if stream.write_all(&frame).is_err() {
+        let stream = peer.lock().unwrap_or_else(PoisonError::into_inner);
+        if (&**stream).write_all(&frame).is_err() {
             // The rest of a frame cut short would be misread. The reading thread says that the peer is gone; where the
             // connection has ended already, there is nothing to shut.
             let _ = stream.shutdown(Shutdown::Both);
@@ -104,7 +105,7 @@ impl Drop for Sockets {
 /// One connection, as its reader knows it.
 struct Incoming {
     peer: usize,
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     /// The beginning of a frame whose rest has not come.
     unread: Vec<u8>,
 }
@@ -160,7 +161,7 @@ impl Reader {
 impl Incoming {
     /// Posts what has come, for which it does not wait; whether more may come.
     fn receive(&mut self, bytes: &mut [u8], inbox: &Inbox) -> bool {
-        match self.stream.read(bytes) {
+        match (&*self.stream).read(bytes) {
             Ok(0) => {
                 let why = "its control connection closed without a word; its process has ended";
                 return self.lose(why.to_owned(), inbox);
