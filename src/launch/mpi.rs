@@ -14,7 +14,7 @@ use guildhall_comm::{Communicator, SystemClock};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::join::GiveUp;
-use super::place::{ListeningPlace, PLACE_BYTES, everywhere};
+use super::place::{EVERYWHERE, ListeningPlace, PLACE_BYTES};
 use super::{Launched, Member, Process, Refusal};
 use crate::parallel;
 
@@ -90,7 +90,7 @@ fn refused(text: String) -> Refusal {
 
 /// A control lane between all processes, which wait so long for each other.
 fn connect(world: &Arc<dyn Communicator>, timeout: Duration) -> anyhow::Result<Arc<dyn ControlLane>> {
-    let doorway = Doorway::open((everywhere(), 0))?;
+    let doorway = Doorway::open(&EVERYWHERE[..])?;
     let own = ListeningPlace::here(doorway.address()?.port());
     let told = own.told();
     let size = world.size();

@@ -18,12 +18,12 @@ pub(super) struct ListeningPlace {
 }
 
 impl ListeningPlace {
-    /// This process, which listens at [`everywhere`] and at `port`.
+    /// This process, which listens [`EVERYWHERE`] at `port`.
     pub(super) fn here(port: u16) -> ListeningPlace {
         ListeningPlace { node: node(), addresses: addresses(), port }
     }
 
-    /// What the others are told: text of [`PLACE_BYTES`].
+    /// What the others are told: text of [`PLACE_BYTES`], with as many addresses as it has room for.
     pub(super) fn told(&self) -> Vec<u8> {
         let mut told = self.text().into_bytes();
         told.resize(PLACE_BYTES, b' ');
@@ -33,10 +33,13 @@ impl ListeningPlace {
     fn text(&self) -> String {
         let addresses: Vec<String> = self.addresses.iter().map(IpAddr::to_string).collect();
         let text = format!("{} {} {}", self.node, self.port, addresses.join(" "));
-        text[..text.len().min(PLACE_BYTES)].to_owned()
+        match text.get(..PLACE_BYTES).and_then(|text| text.rfind(' ')) {
+            Some(end) => text[..end].to_owned(),
+            None => text,
+        }
     }
 
-    /// What a process has told; an address that was cut short is none.
+    /// What a process has told.
     pub(super) fn of_text(text: &str) -> ListeningPlace {
         let mut words = text.split_whitespace();
         let node = words.next().unwrap_or_default().to_owned();
@@ -48,8 +51,7 @@ impl ListeningPlace {
     pub(super) fn from(self, own: &ListeningPlace) -> Vec<SocketAddr> {
         let at = |address| SocketAddr::new(address, self.port);
         if self.node == own.node {
-            let is_ipv4 = are_ipv4(&self.addresses);
-            return vec![at(if is_ipv4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() })];
+            return vec![at(Ipv4Addr::LOCALHOST.into()), at(Ipv6Addr::LOCALHOST.into())];
         }
         // What this machine has too is a bridge of each machine's own.
         let mut addresses = self.addresses.clone();
@@ -68,24 +70,15 @@ fn common_bits(a: IpAddr, b: IpAddr) -> u32 {
     }
 }
 
-/// Where to listen so that this machine's addresses reach it.
-pub(super) fn everywhere() -> IpAddr {
-    if are_ipv4(&addresses()) { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
-}
+/// Where to listen so that all of a machine's addresses reach it: where the system knows IPv6, that takes callers of IPv4, too.
+pub(super) const EVERYWHERE: [SocketAddr; 2] =
+    [SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0), SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0)];
 
-/// Who has no address is alone with what is on its machine.
-fn are_ipv4(addresses: &[IpAddr]) -> bool {
-    addresses.iter().all(IpAddr::is_ipv4)
-}
-
-/// This machine's own addresses that others may reach: those of IPv6 where there are no others.
+/// This machine's own addresses that others may reach.
 fn addresses() -> Vec<IpAddr> {
     let read = |table: &str| fs::read_to_string(Path::new("/proc/net").join(table)).unwrap_or_default();
-    let ipv4 = local_addresses(&read("fib_trie"));
-    match ipv4.is_empty() {
-        false => ipv4.into_iter().map(IpAddr::V4).collect(),
-        true => global_addresses(&read("if_inet6")).into_iter().map(IpAddr::V6).collect(),
-    }
+    let (ipv4, ipv6) = (local_addresses(&read("fib_trie")), global_addresses(&read("if_inet6")));
+    ipv4.into_iter().map(IpAddr::V4).chain(ipv6.into_iter().map(IpAddr::V6)).collect()
 }
 
 /// Of the kernel's table of routes: an address is on the line before the one that says that it is a host's here.
@@ -160,12 +153,12 @@ mod tests {
 
     #[test]
     fn who_listens_everywhere_is_reached_at_each_address() {
-        let listener = TcpListener::bind((everywhere(), 0)).expect("a free port");
+        let listener = TcpListener::bind(&EVERYWHERE[..]).expect("a free port");
         let port = listener.local_addr().expect("it is open").port();
         let here = ListeningPlace::here(port);
         let elsewhere = ListeningPlace { node: "elsewhere".to_owned(), addresses: Vec::new(), port: 0 };
-        let reached = ListeningPlace::here(port).from(&here).into_iter().chain(here.from(&elsewhere));
-        for address in reached {
+        let by_loopback = ListeningPlace::here(port).from(&here)[0];
+        for address in here.from(&elsewhere).into_iter().chain([by_loopback]) {
             TcpStream::connect(address).unwrap_or_else(|error| panic!("{address}: {error}"));
         }
     }
@@ -183,13 +176,17 @@ mod tests {
         let there: Vec<String> = there.iter().map(SocketAddr::to_string).collect();
         assert_eq!(there, ["10.1.9.9:7", "192.168.1.1:7"]);
         let here = told(place("here", &["10.1.2.3"])).from(&own);
-        assert_eq!(here, ["127.0.0.1:7".parse().expect("an address")]);
-        // Of IPv6 alone.
+        let here: Vec<String> = here.iter().map(SocketAddr::to_string).collect();
+        assert_eq!(here, ["127.0.0.1:7", "[::1]:7"]);
+        // Of IPv6.
         let own = place("here", &["fd00:1::2"]);
         let there = told(place("there", &["fd00:2::9", "fd00:1::9"])).from(&own);
         let there: Vec<String> = there.iter().map(SocketAddr::to_string).collect();
         assert_eq!(there, ["[fd00:1::9]:7", "[fd00:2::9]:7"]);
-        let here = told(place("here", &["fd00:1::2"])).from(&own);
-        assert_eq!(here, ["[::1]:7".parse().expect("an address")]);
+        // No address is cut in two.
+        let many: Vec<String> = (10..99).map(|host| format!("fd00:1:2:3:4:5:6:{host}")).collect();
+        let some = told(place("there", &many.iter().map(String::as_str).collect::<Vec<_>>())).addresses;
+        let some: Vec<String> = some.iter().map(IpAddr::to_string).collect();
+        assert!(some.len() > 20 && some.len() < many.len() && many.starts_with(&some), "{some:?}");
     }
 }

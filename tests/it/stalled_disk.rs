@@ -35,8 +35,9 @@ ssize_t pread64(int file, void *to, size_t len, off64_t at) {
 }
 "#;
 
-/// The recipe on two ranks in many small steps, with a second for the disk and a minute for ranks.
-const OPTIONS: &str = "--ranks 2 --set parallel.expert=2 --set train.checkpoint_timeout_s=1 --set parallel.timeout_s=60 \
+/// The recipe on two ranks in many small steps, with two seconds for the disk, which a busy one does not take for a file of
+/// some kilobytes, and a minute for ranks.
+const OPTIONS: &str = "--ranks 2 --set parallel.expert=2 --set train.checkpoint_timeout_s=2 --set parallel.timeout_s=60 \
                        --set train.eval_every=0 --set train.checkpoint_every=20";
 
 /// The program over such a disk, which `fails` from the start and is mended as `while_it_runs` says.
@@ -59,18 +60,20 @@ fn a_disk_that_hangs_costs_a_checkpoint_and_not_the_run() {
     let told = "rank 1 could not write the checkpoint";
     for manner in ["", "--set train.checkpoint_async=true"] {
         let shop = Workshop::new();
-        shop.succeeds(&format!("train {RECIPE} {OPTIONS} --set train.steps=400 --set run.dir=whole"));
+        shop.succeeds(&format!(
+            "train {RECIPE} {OPTIONS} --set train.steps=600 --set train.checkpoint_timeout_s=300 --set run.dir=whole"
+        ));
         let log = || fs::read_to_string(shop.path("log")).unwrap_or_default();
-        let finished = trained(&shop, "hangs", &format!("--set train.steps=400 {manner}"), || {
+        let finished = trained(&shop, "hangs", &format!("--set train.steps=600 {manner}"), || {
             wait_until("two warnings", || log().matches("warning: no checkpoint of step ").count() >= 2);
             fs::remove_file(shop.path("hangs")).unwrap();
         });
         assert_eq!(finished.code, Some(0), "{}", finished.err);
-        let why = "its file system has not answered for 1 s (train.checkpoint_timeout_s)";
+        let why = "its file system has not answered for 2 s (train.checkpoint_timeout_s)";
         assert!(finished.err.contains(told) && finished.err.contains(why), "{}", finished.err);
         assert!(finished.err.contains("is written, the first since step 20"), "{}", finished.err);
-        assert_eq!(damage(&shop.checkpoint("runs/tiny", 400)), None);
-        assert!(shop.tensors("runs/tiny", 400) == shop.tensors("whole", 400), "{manner}: other weights");
+        assert_eq!(damage(&shop.checkpoint("runs/tiny", 600)), None);
+        assert!(shop.tensors("runs/tiny", 600) == shop.tensors("whole", 600), "{manner}: other weights");
     }
 }
 

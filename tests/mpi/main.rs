@@ -279,11 +279,20 @@ const LONG: &str =
 
 /// Processes of a run that are there, in the order of their ranks.
 fn processes(run: &str) -> Vec<String> {
-    processes_where(|said, _| said.trim_end().ends_with(&format!("/{run}")))
+    ranks(run).into_iter().map(|(_, pid)| pid).collect()
+}
+
+fn ranks(run: &str) -> Vec<(usize, String)> {
+    ranks_where(|said, _| said.trim_end().ends_with(&format!("/{run}")))
 }
 
 /// Processes of the program of which that holds for their words and their environment, in the order of their ranks.
 fn processes_where(holds: impl Fn(&str, &str) -> bool) -> Vec<String> {
+    ranks_where(holds).into_iter().map(|(_, pid)| pid).collect()
+}
+
+/// The same with their ranks.
+fn ranks_where(holds: impl Fn(&str, &str) -> bool) -> Vec<(usize, String)> {
     let all = fs::read_dir("/proc").expect("Linux").filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let rank = |pid: String| {
         let read = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
@@ -299,7 +308,7 @@ fn processes_where(holds: impl Fn(&str, &str) -> bool) -> Vec<String> {
     };
     let mut found: Vec<(usize, String)> = all.filter_map(rank).collect();
     found.sort();
-    found.into_iter().map(|(_, pid)| pid).collect()
+    found
 }
 
 /// What a process has of threads does not depend on how many others there are.
@@ -313,12 +322,18 @@ fn many_processes_are_watched_by_few_threads() {
     wait_until("steps", || shop.metrics("many").len() > 5);
     let all = processes("many");
     assert_eq!(all.len(), RANKS, "{all:?}");
-    let threads = |pid: &String| fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").count();
-    let most = all.iter().map(threads).max();
+    let watching = |pid: &String| {
+        let threads =
+            fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").map(|thread| thread.expect("one").path());
+        threads
+            .filter(|thread| fs::read_to_string(thread.join("comm")).is_ok_and(|is| is.starts_with("control ")))
+            .count()
+    };
+    let watching: Vec<usize> = all.iter().map(watching).collect();
     running.signal("USR1");
     let finished = running.wait();
     assert_eq!(finished.code, Some(0), "{}", finished.err);
-    assert!(most <= Some(RANKS), "{most:?} threads in a process, as if each of the others had one");
+    assert_eq!(watching, [4; RANKS], "two for each of two control lanes");
     let steps = shop.metrics("many").len();
     shop.succeeds(&format!("train {RECIPE} {options} --set train.steps={steps} --ranks {RANKS} --set run.dir=threads"));
     assert_eq!(shop.series("many", "loss"), shop.series("threads", "loss"));
@@ -490,17 +505,16 @@ fn kill_by_chance(shop: &Workshop, run: &str, options: &str, draws: &mut impl Fn
     }
     sleep(Duration::from_micros(draws() as u64 % 30_000));
     let victims = match run {
-        "processes" => processes(run),
-        _ => vec![running.pid()],
+        "processes" => ranks(run),
+        _ => vec![(0, running.pid())],
     };
-    let rank = draws() % victims.len().max(1);
-    let victim = victims.get(rank).filter(|_| running.is_running())?;
+    let (rank, victim) = victims.get(draws() % victims.len().max(1)).filter(|_| running.is_running())?;
     let (since, _) = (Instant::now(), send_signal("KILL", victim));
     let finished = running.wait();
     assert!(since.elapsed() < Duration::from_secs(30), "it took {:?}", since.elapsed());
     assert_eq!(processes(run), Vec::<String>::new(), "nobody is left");
     assert_ne!(finished.code, Some(0), "{}", finished.err);
-    Some(rank)
+    Some(*rank)
 }
 
 #[test]

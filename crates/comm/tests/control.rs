@@ -3,7 +3,7 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -207,16 +207,27 @@ fn callers_who_are_no_rank_are_hung_up_on() {
     assert_eq!((next(&lane).from, lane.receive()), (1, None));
 }
 
-/// Before it come addresses where nobody answers, where nobody listens, and where another rank does.
+/// Before it come addresses where nobody answers, where nobody listens, and where a service or another rank does.
 #[test]
 fn a_rank_is_found_at_whichever_of_its_addresses_it_is() {
     let address = |door: &Doorway| door.address().expect("it is open");
-    let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let silent = silent.local_addr().expect("it is open");
+    let mute = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let silent = mute.local_addr().expect("it is open");
+    // Another service, which says something else.
+    let service = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let other = service.local_addr().expect("it is open");
+    thread::spawn(move || {
+        let mut callers = Vec::new();
+        for stream in service.incoming() {
+            let mut stream = stream.expect("a caller");
+            stream.write_all(b"SSH-2.0-other\r\n").unwrap_or_default();
+            callers.push(stream);
+        }
+    });
     let closed = address(&Doorway::open("127.0.0.1:0").expect("a free port"));
     let doors: Vec<Doorway> = (0..3).map(|_| Doorway::open("127.0.0.1:0").expect("a free port")).collect();
     let at: Vec<SocketAddr> = doors.iter().map(address).collect();
-    let addresses = [0, 1, 2].map(|rank| vec![silent, closed, at[(rank + 1) % 3], silent, at[rank]]);
+    let addresses = [0, 1, 2].map(|rank| vec![silent, closed, other, at[(rank + 1) % 3], silent, at[rank]]);
     let pass =
         |(rank, door): (usize, Doorway)| door.pass_any(rank, &addresses, PATIENT.timeout).expect("all are found");
     let lanes: Vec<Lane> = thread::scope(|scope| {
@@ -230,10 +241,45 @@ fn a_rank_is_found_at_whichever_of_its_addresses_it_is() {
     }
 }
 
+/// Some say nothing at all, and one rank calls twice, as one that has tried two addresses does.
+#[test]
+fn callers_that_say_nothing_hold_up_nobody() {
+    let doorway = Doorway::open("127.0.0.1:0").expect("a free port");
+    let address = doorway.address().expect("it is open");
+    let _mute: Vec<TcpStream> = (0..3).map(|_| TcpStream::connect(address).expect("it is open")).collect();
+    let mut calls = [0, 1].map(|_| TcpStream::connect(address).expect("it is open"));
+    calls.iter_mut().for_each(|call| call.write_all(&greeting(3, 1, 0)).expect("it is buffered"));
+    let mut last = TcpStream::connect(address).expect("it is open");
+    let answered = thread::scope(|scope| {
+        let passing = scope.spawn(|| doorway.pass(0, &[address; 3], Duration::from_secs(4)));
+        // Rank 2 calls when rank 1 has been answered twice.
+        let answered = calls.each_mut().map(|call| call.read_exact(&mut [0; 8]).is_ok());
+        last.write_all(&greeting(3, 2, 0)).expect("it is read");
+        assert!(passing.join().expect("it does not panic").is_ok(), "all ranks have called");
+        answered
+    });
+    assert_eq!(answered.iter().filter(|&&is_welcome| is_welcome).count(), 1, "one is welcome, the other is hung up on");
+}
+
+/// Over IPv6, too, where the system has it.
+#[test]
+fn ranks_call_each_other_by_ipv6() {
+    let Ok(first) = Doorway::open("[::1]:0") else { return };
+    let second = Doorway::open("[::]:0").expect("a free port");
+    let at = |door: &Doorway| SocketAddr::new(Ipv6Addr::LOCALHOST.into(), door.address().expect("it is open").port());
+    let addresses = [at(&first), at(&second)];
+    let lanes: [Lane; 2] = thread::scope(|scope| {
+        let other = scope.spawn(|| second.pass(1, &addresses, PATIENT.timeout).expect("rank 0 is there"));
+        [first.pass(0, &addresses, PATIENT.timeout).expect("rank 1 calls"), other.join().expect("it does not panic")]
+    });
+    lanes[1].send(0, &said("here"));
+    assert_eq!(next(&lanes[0]), Received { from: 1, signal: said("here") });
+}
+
 /// Each of many ranks hears all others, in their order.
 #[test]
 fn many_ranks_hear_each_other() {
-    const RANKS: usize = 80;
+    const RANKS: usize = 20;
     let lanes = connected(RANKS);
     thread::scope(|scope| {
         for lane in &lanes {

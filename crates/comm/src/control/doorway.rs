@@ -12,7 +12,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -34,14 +34,17 @@ const GREETING_WITHIN: Duration = Duration::from_secs(5);
 /// How long an address may be silent before the next one is called, too.
 const HEAD_START: Duration = Duration::from_millis(250);
 
+/// Ranks that are called at the same time, for each may have silent addresses.
+const CALLS_AT_ONCE: usize = 32;
+
 /// Where the ranks above call.
 pub struct Doorway(TcpListener);
 
 impl Doorway {
-    /// Listens at `address`; port 0 lets the system choose one.
+    /// Listens at `address`, the first of them that can be had; port 0 lets the system choose one.
     ///
     /// # Errors
-    /// If the address cannot be had.
+    /// If none can be had.
     pub fn open(address: impl ToSocketAddrs) -> io::Result<Self> {
         TcpListener::bind(address).map(Doorway)
     }
@@ -73,20 +76,16 @@ impl Doorway {
         addresses: &[Vec<SocketAddr>],
         patience: Duration,
     ) -> io::Result<Arc<dyn ControlLane>> {
-        let deadline = Instant::now() + patience;
         let size = addresses.len();
-        let cannot_call = AtomicBool::new(false);
+        let passing = Passing { rank, size, deadline: Instant::now() + patience, is_in_vain: AtomicBool::new(false) };
         // Both at once: nobody waits for a welcome until others have been reached.
         let (below, above) = thread::scope(|scope| {
-            let below = scope.spawn(|| {
-                let below = call_each(&addresses[..rank], (rank, size), deadline);
-                cannot_call.store(below.is_err(), Ordering::Relaxed);
-                below
-            });
-            let above = self.accept_each(rank + 1..size, (rank, size), deadline, &cannot_call);
+            let below = scope.spawn(|| passing.call_each(&addresses[..rank]));
+            let above = passing.accept_each(&self.0, rank + 1..size);
+            passing.is_in_vain.fetch_or(above.is_err(), Ordering::Relaxed);
             (below.join().expect("calling does not panic"), above)
         });
-        let (below, above) = (below?, above?);
+        let (above, below) = (above?, below?);
         let missing: Vec<usize> = (rank + 1..size).filter(|&peer| above[peer - rank - 1].is_none()).collect();
         if !missing.is_empty() {
             let detail = format!("rank(s) {missing:?} did not connect to rank {rank} within {patience:?}");
@@ -95,67 +94,106 @@ impl Doorway {
         let streams = below.into_iter().map(Some).chain([None]).chain(above);
         Sockets::over(rank, streams.collect(), patience)
     }
+}
 
-    /// The connections of `callers` to this rank of a world of so many; none of who has not called by `deadline`.
-    fn accept_each(
-        &self,
-        callers: Range<usize>,
-        (rank, size): (usize, usize),
-        deadline: Instant,
-        is_in_vain: &AtomicBool,
-    ) -> io::Result<Vec<Option<TcpStream>>> {
-        self.0.set_nonblocking(true)?;
+/// A rank of a world of `size` on its way through its doorway.
+struct Passing {
+    rank: usize,
+    size: usize,
+    deadline: Instant,
+    /// Some rank cannot be reached, so no other needs to be.
+    is_in_vain: AtomicBool,
+}
+
+impl Passing {
+    /// Accepts `callers` and returns their connections in rank order, none of a rank that has not called by the deadline.
+    fn accept_each(&self, door: &TcpListener, callers: Range<usize>) -> io::Result<Vec<Option<TcpStream>>> {
+        door.set_nonblocking(true)?;
+        let (greet, greetings) = mpsc::channel();
         let mut streams: Vec<Option<TcpStream>> = callers.clone().map(|_| None).collect();
-        while streams.iter().any(Option::is_none) && !is_in_vain.load(Ordering::Relaxed) {
-            let stream = match self.0.accept() {
-                Ok((stream, _)) => stream,
-                Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error),
-                Err(_) if Instant::now() >= deadline => break,
-                Err(_) => {
-                    thread::sleep(Duration::from_millis(1));
-                    continue;
+        while streams.iter().any(Option::is_none) && Instant::now() < self.deadline && !self.is_in_vain() {
+            match door.accept() {
+                Ok((stream, _)) => {
+                    let (greet, rank, size) = (greet.clone(), self.rank, self.size);
+                    let until = self.deadline.min(Instant::now() + GREETING_WITHIN);
+                    // On a thread of its own: a caller that says nothing holds up nobody.
+                    thread::Builder::new().spawn(move || {
+                        // Whoever does not say that it is a rank of this world is hung up on.
+                        if let Ok(caller) = greeted(&stream, (rank, size), until) {
+                            greet.send((caller, stream)).unwrap_or_default();
+                        }
+                    })?;
                 }
-            };
-            // Whoever does not say that it is an awaited rank is not one, and is hung up on.
-            let Ok(caller) = greeted(&stream, rank, size) else { continue };
-            let is_awaited = callers.contains(&caller) && streams[caller - callers.start].is_none();
-            if is_awaited && (&stream).write_all(&WELCOME).is_ok() {
-                streams[caller - callers.start] = Some(stream);
+                Err(error) => match error.kind() {
+                    ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(1)),
+                    // What became of one caller's connection.
+                    ErrorKind::Interrupted
+                    | ErrorKind::ConnectionAborted
+                    | ErrorKind::ConnectionReset
+                    | ErrorKind::HostUnreachable
+                    | ErrorKind::NetworkUnreachable
+                    | ErrorKind::NetworkDown => {}
+                    _ => return Err(error),
+                },
+            }
+            for (caller, stream) in greetings.try_iter() {
+                // So is who is not awaited, or has called before at another address.
+                let is_awaited = callers.contains(&caller) && streams[caller - callers.start].is_none();
+                if is_awaited && (&stream).write_all(&WELCOME).is_ok() {
+                    streams[caller - callers.start] = Some(stream);
+                }
             }
         }
         Ok(streams)
     }
+
+    /// Connections to the first ranks of the world, which may be at these addresses.
+    fn call_each(&self, addresses: &[Vec<SocketAddr>]) -> io::Result<Vec<TcpStream>> {
+        let next = AtomicUsize::new(0);
+        let call_some = || {
+            let mut reached = Vec::new();
+            loop {
+                let peer = next.fetch_add(1, Ordering::Relaxed);
+                let Some(addresses) = addresses.get(peer).filter(|_| !self.is_in_vain()) else { return Ok(reached) };
+                let called = self.call(peer, addresses);
+                self.is_in_vain.fetch_or(called.is_err(), Ordering::Relaxed);
+                reached.push((peer, called?));
+            }
+        };
+        let reached: io::Result<Vec<Vec<(usize, TcpStream)>>> = thread::scope(|scope| {
+            let callers = addresses.iter().take(CALLS_AT_ONCE).map(|_| scope.spawn(call_some));
+            let callers: Vec<_> = callers.collect();
+            callers.into_iter().map(|caller| caller.join().expect("calling does not panic")).collect()
+        });
+        let mut reached: Vec<(usize, TcpStream)> = reached?.into_iter().flatten().collect();
+        reached.sort_by_key(|(peer, _)| *peer);
+        Ok(reached.into_iter().map(|(_, stream)| stream).collect())
+    }
+
+    /// The connection to rank `peer`, which may be at these addresses.
+    fn call(&self, peer: usize, addresses: &[SocketAddr]) -> io::Result<TcpStream> {
+        let numbers = [self.size, self.rank, peer].map(|number| (number as u32).to_le_bytes());
+        let greeting = [&GREETING[..], numbers.as_flattened()].concat();
+        call_any(addresses, &greeting, self.deadline).map_err(|error| {
+            io::Error::new(error.kind(), format!("cannot open a control lane to rank {peer} at {error}"))
+        })
+    }
+
+    fn is_in_vain(&self) -> bool {
+        self.is_in_vain.load(Ordering::Relaxed)
+    }
 }
 
-/// The rank that calls this one of a world of `size`.
-fn greeted(mut stream: &TcpStream, rank: usize, size: usize) -> io::Result<usize> {
+/// The rank that calls `rank` of a world of `size`.
+fn greeted(stream: &TcpStream, (rank, size): (usize, usize), until: Instant) -> io::Result<usize> {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(GREETING_WITHIN))?;
     let mut said = [0; GREETING_BYTES];
-    stream.read_exact(&mut said)?;
-    stream.set_read_timeout(None)?;
+    read_by(stream, &mut said, until)?;
     let (greeting, numbers) = said.split_at(GREETING.len());
     let numbers: Vec<usize> =
         numbers.as_chunks().0.iter().map(|bytes: &[u8; 4]| u32::from_le_bytes(*bytes) as usize).collect();
     let is_ours = greeting == GREETING && numbers[0] == size && numbers[2] == rank;
     if is_ours { Ok(numbers[1]) } else { Err(ErrorKind::InvalidData.into()) }
-}
-
-/// Connections of `rank` to the first ranks, which may be at these addresses.
-fn call_each(
-    addresses: &[Vec<SocketAddr>],
-    (rank, size): (usize, usize),
-    deadline: Instant,
-) -> io::Result<Vec<TcpStream>> {
-    let call = |(peer, addresses): (usize, &Vec<SocketAddr>)| {
-        let numbers = [size, rank, peer].map(|number| (number as u32).to_le_bytes());
-        let greeting = [&GREETING[..], numbers.as_flattened()].concat();
-        let because = |error: io::Error| {
-            io::Error::new(error.kind(), format!("cannot open a control lane to rank {peer} at {error}"))
-        };
-        call_any(addresses, &greeting, deadline).map_err(because)
-    };
-    addresses.iter().enumerate().map(call).collect()
 }
 
 /// The connection at the first of these addresses to welcome its caller. Each is called when those before it have failed or
@@ -167,7 +205,7 @@ fn call_any(addresses: &[SocketAddr], greeting: &[u8], deadline: Instant) -> io:
     while failures.len() < addresses.len() {
         if let Some(address) = later.next() {
             let (answer, greeting) = (answer.clone(), greeting.to_vec());
-            // Whoever is welcomed elsewhere does not wait for it.
+            // It ends by the deadline, and nobody waits for it who is welcomed elsewhere.
             thread::Builder::new()
                 .spawn(move || answer.send((address, call(&address, &greeting, deadline))).unwrap_or_default())?;
         }
@@ -181,28 +219,44 @@ fn call_any(addresses: &[SocketAddr], greeting: &[u8], deadline: Instant) -> io:
         }
     }
     let kind = failures.last().map_or(ErrorKind::TimedOut, |(_, error)| error.kind());
-    let silent = |address: &&SocketAddr| failures.iter().all(|(failed, _)| failed != *address);
-    let silent = addresses.iter().filter(silent).map(|address| format!("{address}: no answer"));
-    let told = failures.iter().map(|(address, error)| format!("{address}: {error}")).chain(silent);
-    let told: Vec<String> = told.collect();
+    let is_silent = |address: &&SocketAddr| failures.iter().all(|(failed, _)| failed != *address);
+    let silent = addresses.iter().filter(is_silent).map(|address| format!("{address}: no answer"));
+    let told: Vec<String> =
+        failures.iter().map(|(address, error)| format!("{address}: {error}")).chain(silent).collect();
     let told = if told.is_empty() { "no address".to_owned() } else { told.join(", nor at ") };
     Err(io::Error::new(kind, told))
 }
 
 fn call(address: &SocketAddr, greeting: &[u8], deadline: Instant) -> io::Result<TcpStream> {
-    let left = || deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    let mut stream = TcpStream::connect_timeout(address, left())?;
+    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    let mut stream = TcpStream::connect_timeout(address, left)?;
     stream.write_all(greeting)?;
-    stream.set_read_timeout(Some(left()))?;
     let mut welcome = [0; WELCOME.len()];
-    stream.read_exact(&mut welcome).map_err(|error| match error.kind() {
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => io::Error::new(ErrorKind::TimedOut, "no answer"),
+    read_by(&stream, &mut welcome, deadline).map_err(|error| match error.kind() {
         ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => {
-            io::Error::new(ErrorKind::ConnectionRefused, "it waits for no such rank")
+            io::Error::new(error.kind(), "it hung up: its process has ended, or another one listens there")
         }
         _ => error,
     })?;
-    stream.set_read_timeout(None)?;
     let is_welcome = welcome == WELCOME;
     if is_welcome { Ok(stream) } else { Err(io::Error::new(ErrorKind::InvalidData, "its answer is no rank's")) }
+}
+
+/// Fills `bytes`, however slowly they come, until then.
+fn read_by(mut stream: &TcpStream, mut bytes: &mut [u8], until: Instant) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::new(ErrorKind::TimedOut, "no answer"));
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(bytes) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => bytes = &mut bytes[count..],
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }

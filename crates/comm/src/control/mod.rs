@@ -57,8 +57,8 @@ pub trait ControlLane: Send + Sync {
     /// Rung whenever a signal has come.
     fn bell(&self) -> &Arc<Bell>;
 
-    /// Lets `call` be called whenever a [`Signal::Failed`] has come, on whatever thread brings it: for ranks that wait for
-    /// data and do not look at the lane. To be called once.
+    /// Lets `call` be called whenever a [`Signal::Failed`] has come, on whatever thread: for ranks that wait for data and do not
+    /// look at the lane. To be called once.
     fn on_failure(&self, call: OnFailure);
 }
 

@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -21,8 +22,11 @@ use super::wire::FRAME_BYTES_MAX;
 use super::{ControlLane, OnFailure, Received, Signal};
 use crate::bell::Bell;
 
-/// The longest that a peer may leave its connection unread before it is given up. Peers have a thread that only reads.
+/// The longest that a signal waits for a peer that does not read before the peer is given up.
 const SEND_WITHIN: Duration = Duration::from_secs(60);
+
+/// How long is read from a connection that has been said to be ready and is not.
+const READ_WITHIN: Duration = Duration::from_millis(1);
 
 /// Most that is read at once.
 const READ_BYTES: usize = 1 << 16;
@@ -32,10 +36,15 @@ pub(super) struct Sockets {
     inbox: Arc<Inbox>,
     /// By rank; none to itself.
     peers: Vec<Option<Mutex<Arc<TcpStream>>>>,
+    /// To the thread that calls who listens for failures.
+    calls: Sender<SharedCall>,
 }
 
+type SharedCall = Arc<dyn Fn() + Send + Sync>;
+
 impl Sockets {
-    /// The lane of `rank` over connections to all others, none of which is left unread for longer than `patience`.
+    /// The lane of `rank` over connections to all others. A peer that reads nothing for `patience` while it is sent to, or for
+    /// [`SEND_WITHIN`], is given up.
     pub(super) fn over(
         rank: usize,
         streams: Vec<Option<TcpStream>>,
@@ -47,13 +56,18 @@ impl Sockets {
             let Some(stream) = stream else { continue };
             stream.set_nodelay(true)?;
             stream.set_write_timeout(Some(patience.clamp(Duration::from_millis(1), SEND_WITHIN)))?;
+            stream.set_read_timeout(Some(READ_WITHIN))?;
             reader.add(Incoming { peer, stream: stream.clone(), unread: Vec::new() })?;
         }
         let of_reader = inbox.clone();
         // It ends with the connections, when both ends of each have left.
-        thread::Builder::new().name(format!("control {rank}")).spawn(move || reader.listen(&of_reader))?;
+        let named = || thread::Builder::new().name(format!("control {rank}"));
+        named().spawn(move || reader.listen(&of_reader))?;
+        // Not on the thread that reads: who hears of a failure tells others, and one of them may not read.
+        let (calls, called) = mpsc::channel::<SharedCall>();
+        named().spawn(move || called.iter().for_each(|call| call()))?;
         let peers = streams.into_iter().map(|stream| stream.map(Mutex::new)).collect();
-        Ok(Arc::new(Sockets { rank, inbox, peers }))
+        Ok(Arc::new(Sockets { rank, inbox, peers, calls }))
     }
 }
 
@@ -87,7 +101,9 @@ impl ControlLane for Sockets {
     }
 
     fn on_failure(&self, call: OnFailure) {
-        self.inbox.on_failure(call);
+        let (call, calls): (SharedCall, _) = (Arc::from(call), self.calls.clone());
+        // When the thread has ended, so has the lane.
+        self.inbox.on_failure(Box::new(move || calls.send(call.clone()).unwrap_or_default()));
     }
 }
 
@@ -159,7 +175,7 @@ impl Reader {
 }
 
 impl Incoming {
-    /// Posts what has come, for which it does not wait; whether more may come.
+    /// Posts what has come, for which it hardly waits; whether more may come.
     fn receive(&mut self, bytes: &mut [u8], inbox: &Inbox) -> bool {
         match (&*self.stream).read(bytes) {
             Ok(0) => {
@@ -167,7 +183,11 @@ impl Incoming {
                 return self.lose(why.to_owned(), inbox);
             }
             Ok(count) => self.unread.extend_from_slice(&bytes[..count]),
-            Err(error) if error.kind() == ErrorKind::Interrupted => return true,
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
+            {
+                return true;
+            }
             Err(error) => return self.lose(format!("its control connection broke: {error}"), inbox),
         }
         let mut read = 0;
