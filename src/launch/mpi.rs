@@ -77,7 +77,7 @@ fn within<T>(timeout: Duration, give_up: GiveUp, done: &'static str, f: impl FnO
     result
 }
 
-/// A control lane has two connections to each other process, and MPI may have more: as many as the system allows at most.
+/// Each of two control lanes has a connection to each other process, and MPI may have more: as many as the system allows at most.
 fn allow_many_connections() {
     let limit = getrlimit(Resource::Nofile);
     // Where it cannot be raised, a connection that cannot be opened says so.

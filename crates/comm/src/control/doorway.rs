@@ -25,7 +25,10 @@ const GREETING: [u8; 8] = *b"guildctl";
 
 const GREETING_BYTES: usize = GREETING.len() + 12;
 
-/// What a rank answers one whom it has waited for.
+/// Where in a greeting its second number is, that of the caller.
+const CALLER_AT: usize = GREETING.len() + 4;
+
+/// What a rank answers a caller that it has waited for.
 const WELCOME: [u8; 8] = *b"welcome\n";
 
 /// How long a caller may take to say who it is.
@@ -137,7 +140,7 @@ impl Passing {
                 },
             }
             for (caller, stream) in greetings.try_iter() {
-                // So is who is not awaited, or has called before at another address.
+                // Nor is a rank welcome that is not awaited, or has called before at another of its addresses.
                 let is_awaited = callers.contains(&caller) && streams[caller - callers.start].is_none();
                 if is_awaited && (&stream).write_all(&WELCOME).is_ok() {
                     streams[caller - callers.start] = Some(stream);
@@ -172,9 +175,7 @@ impl Passing {
 
     /// The connection to rank `peer`, which may be at these addresses.
     fn call(&self, peer: usize, addresses: &[SocketAddr]) -> io::Result<TcpStream> {
-        let numbers = [self.size, self.rank, peer].map(|number| (number as u32).to_le_bytes());
-        let greeting = [&GREETING[..], numbers.as_flattened()].concat();
-        call_any(addresses, &greeting, self.deadline).map_err(|error| {
+        call_any(addresses, greeting(self.size, self.rank, peer), self.deadline).map_err(|error| {
             io::Error::new(error.kind(), format!("cannot open a control lane to rank {peer} at {error}"))
         })
     }
@@ -184,27 +185,34 @@ impl Passing {
     }
 }
 
+/// What rank `caller` of a world of `size` says to rank `called`.
+fn greeting(size: usize, caller: usize, called: usize) -> [u8; GREETING_BYTES] {
+    let numbers = [size, caller, called].map(|number| (number as u32).to_le_bytes());
+    let mut said = [0; GREETING_BYTES];
+    said[..GREETING.len()].copy_from_slice(&GREETING);
+    said[GREETING.len()..].copy_from_slice(numbers.as_flattened());
+    said
+}
+
 /// The rank that calls `rank` of a world of `size`.
 fn greeted(stream: &TcpStream, (rank, size): (usize, usize), until: Instant) -> io::Result<usize> {
     stream.set_nonblocking(false)?;
-    let mut said = [0; GREETING_BYTES];
+    let mut said = greeting(0, 0, 0);
     read_by(stream, &mut said, until)?;
-    let (greeting, numbers) = said.split_at(GREETING.len());
-    let numbers: Vec<usize> =
-        numbers.as_chunks().0.iter().map(|bytes: &[u8; 4]| u32::from_le_bytes(*bytes) as usize).collect();
-    let is_ours = greeting == GREETING && numbers[0] == size && numbers[2] == rank;
-    if is_ours { Ok(numbers[1]) } else { Err(ErrorKind::InvalidData.into()) }
+    let caller = *said[CALLER_AT..].first_chunk().expect("a greeting has three numbers");
+    let caller = u32::from_le_bytes(caller) as usize;
+    if said == greeting(size, caller, rank) { Ok(caller) } else { Err(ErrorKind::InvalidData.into()) }
 }
 
 /// The connection at the first of these addresses to welcome its caller. Each is called when those before it have failed or
 /// have been silent for a while.
-fn call_any(addresses: &[SocketAddr], greeting: &[u8], deadline: Instant) -> io::Result<TcpStream> {
+fn call_any(addresses: &[SocketAddr], greeting: [u8; GREETING_BYTES], deadline: Instant) -> io::Result<TcpStream> {
     let (answer, answers) = mpsc::channel();
     let mut later = addresses.iter().copied();
     let mut failures: Vec<(SocketAddr, io::Error)> = Vec::new();
     while failures.len() < addresses.len() {
         if let Some(address) = later.next() {
-            let (answer, greeting) = (answer.clone(), greeting.to_vec());
+            let answer = answer.clone();
             // It ends by the deadline, and nobody waits for it who is welcomed elsewhere.
             thread::Builder::new()
                 .spawn(move || answer.send((address, call(&address, &greeting, deadline))).unwrap_or_default())?;

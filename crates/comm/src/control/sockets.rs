@@ -25,7 +25,7 @@ use crate::bell::Bell;
 /// The longest that a signal waits for a peer that does not read before the peer is given up.
 const SEND_WITHIN: Duration = Duration::from_secs(60);
 
-/// How long is read from a connection that has been said to be ready and is not.
+/// How long a read may wait on a connection that was reported ready and is not.
 const READ_WITHIN: Duration = Duration::from_millis(1);
 
 /// Most that is read at once.
@@ -175,7 +175,7 @@ impl Reader {
 }
 
 impl Incoming {
-    /// Posts what has come, for which it hardly waits; whether more may come.
+    /// Posts what has come, for which it waits [`READ_WITHIN`] at most; whether more may come.
     fn receive(&mut self, bytes: &mut [u8], inbox: &Inbox) -> bool {
         match (&*self.stream).read(bytes) {
             Ok(0) => {
