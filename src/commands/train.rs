@@ -3,6 +3,7 @@
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use guildhall_tensor::Cause;
 
@@ -73,11 +74,12 @@ pub fn conduct(
         }
     };
     process.same("recipes", &loaded.config.to_toml())?;
+    process.wait_for_disks(Duration::from_secs(loaded.config.train.checkpoint_timeout_s));
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let shared = Config { parallel: process.with_threads(&loaded.config.parallel), ..loaded.config.clone() };
     let plan = process.agree(|| fit::planned(&shared, process.neighbours()))?;
     // The folder first: that it is in use should not take the preparation of a corpus to find out.
-    let job = process.agree(|| Job::open(loaded.config, resume, leads).map_err(CommandFailure::request))?;
+    let job = process.agree(|| Job::open(loaded.config, resume, leads, &say).map_err(CommandFailure::request))?;
     process.same(&format!("contents of run.dir = {}", job.config.run.dir.display()), &job.mark)?;
     process.same("states to start from (--resume, checkpoints, train.init)", &job.origin())?;
     let data = process.agree(|| open_data(&job.config, speaks, &say))?;

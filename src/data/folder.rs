@@ -3,22 +3,32 @@
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use super::error::Error;
 use crate::durable;
 
+/// Whoever waits for a lock asks for it so often, so that a file system that does not answer can be told from a lock that
+/// another process holds.
+const ASKING_EVERY: Duration = Duration::from_millis(200);
+
 /// Waits until no other process holds the lock, telling so; `None` where the file system has no locks.
 pub(super) fn lock(path: &Path, waiting: &dyn Fn()) -> Result<Option<File>, Error> {
     let file = File::create(path).map_err(Error::io("create", path))?;
-    let locked = match file.try_lock() {
-        Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => {
-            waiting();
-            file.lock()
+    let mut is_told = false;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(Some(file)),
+            Err(TryLockError::WouldBlock) if is_told => {}
+            Err(TryLockError::WouldBlock) => {
+                is_told = true;
+                waiting();
+            }
+            Err(TryLockError::Error(_)) => return Ok(None),
         }
-        Err(TryLockError::Error(error)) => Err(error),
-    };
-    Ok(locked.is_ok().then_some(file))
+        thread::sleep(ASKING_EVERY);
+    }
 }
 
 /// A folder being filled, removed again unless it is published.

@@ -11,6 +11,7 @@
 mod backend;
 mod carriers;
 mod ending;
+mod heard;
 mod join;
 mod launcher;
 #[cfg(feature = "mpi")]
@@ -23,6 +24,7 @@ mod process;
 mod restarts;
 mod signals;
 mod simulated;
+mod standstill;
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -38,6 +40,7 @@ pub use carriers::{DevicePath, transport_is_here};
 pub use ending::{Refusal, RunFailure, Tellable};
 pub use join::{GiveUp, Joined};
 pub use launcher::Launched;
+pub use node::machine;
 pub use process::{Member, Process};
 pub use restarts::{Ended, end_with, supervise};
 pub use signals::when_asked_to_stop;
@@ -62,6 +65,8 @@ pub struct Rank {
     /// While it runs nothing else may, so that an order of events can be drawn and played again: what others do on threads
     /// of their own, it does in its turn.
     pub runs_alone: bool,
+    /// How long a disk may take for one operation.
+    disk_timeout: Duration,
 }
 
 /// Runs `f` on every rank of a world of this process alone and returns their results in rank order. When one fails the
@@ -86,7 +91,7 @@ fn rank_of(
     config: &parallel::Config,
     (nodes, place): (&Nodes, usize),
     (threads, blocking): (usize, Blocking),
-    (is_first_here, runs_alone): (bool, bool),
+    (is_first_here, runs_alone, disk_timeout): (bool, bool, Duration),
 ) -> Rank {
     let world = match network(config) {
         Some(network) => Delay::wrap(world, network),
@@ -97,7 +102,7 @@ fn rank_of(
     let device = device(config.backend, (threads, blocking), place).unwrap_or_else(|missing| {
         DeviceFailure::Broken { what: "its beginning".to_owned(), reason: missing.to_string() }.raise()
     });
-    Rank { world, device, nodes: nodes.clone(), ledger, is_first_here, runs_alone }
+    Rank { world, device, nodes: nodes.clone(), ledger, is_first_here, runs_alone, disk_timeout }
 }
 
 /// What messages cost, where the recipe says so; links it does not speak of are free.

@@ -31,7 +31,7 @@ impl RankPlace {
 
 /// What processes of one machine, and no others, have in common: they share its memory and its cores. Where there is no such
 /// thing, each has its own machine.
-fn machine() -> String {
+pub fn machine() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     id.map_or_else(|_| format!("process {}", std::process::id()), |id| id.trim().to_owned())
 }

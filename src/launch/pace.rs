@@ -9,17 +9,18 @@ use std::time::Duration;
 use guildhall_comm::{Communicator, Error, Reduce};
 
 use super::Rank;
+use super::standstill::ThreadWatch;
 
 /// Ranks that wait for one another meet so often.
 const MEETINGS_EVERY: Duration = Duration::from_millis(50);
 
 impl Rank {
     /// Calls `f`, which uses no communicator, and returns when it has ended on all ranks, or failed on one. A thread of each
-    /// rank's own meets those of the others meanwhile, so that no rank is taken for lost, however long it takes. Not
-    /// counted as traffic. Collective.
+    /// rank's own meets those of the others meanwhile, so that no rank is taken for lost, however long it takes, unless it
+    /// waits for a disk that does not answer. Not counted as traffic. Collective.
     ///
     /// # Errors
-    /// Those of `f`; what the world reports.
+    /// Those of `f`; what the world reports; on the other ranks, that one waits for its disk.
     pub fn at_own_pace<T, E: From<Error>>(&self, f: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         if self.runs_alone || self.world.size() == 1 {
             return f();
@@ -29,7 +30,8 @@ impl Rank {
             thread::scope(|scope| {
                 // If `f` panics it is dropped, which the thread hears.
                 let ended = ended;
-                let meeting = scope.spawn(move || meet(&self.world, &ends));
+                let mut caller = ThreadWatch::of_this_thread(self.disk_timeout);
+                let meeting = scope.spawn(move || meet(&self.world, &mut caller, &ends));
                 let result = f();
                 let _ = ended.send(result.is_err());
                 let met = meeting.join().unwrap_or_else(|panic| resume_unwind(panic));
@@ -42,14 +44,17 @@ impl Rank {
     }
 }
 
-/// Meets the other ranks until all have ended, or one has failed.
-fn meet(world: &Arc<dyn Communicator>, ends: &Receiver<bool>) -> Result<(), Error> {
+/// Meets the other ranks until all have ended, one has failed, or the `caller` on this one is given up.
+fn meet(world: &Arc<dyn Communicator>, caller: &mut ThreadWatch, ends: &Receiver<bool>) -> Result<(), Error> {
     let mut own = None;
     loop {
         if own.is_none() {
             own = match ends.recv_timeout(MEETINGS_EVERY) {
                 Ok(has_failed) => Some(has_failed),
-                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Timeout) => {
+                    caller.stands_still().into_iter().for_each(|reason| world.abort(&reason));
+                    None
+                }
                 Err(RecvTimeoutError::Disconnected) => Some(true),
             };
         }

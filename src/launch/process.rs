@@ -16,12 +16,13 @@ use sha2::{Digest, Sha256};
 
 use super::carriers::{DevicePath, between_processes, told, within_a_process};
 use super::ending::{Ending, verdict};
+use super::heard::{Heard, PULSE};
 use super::node::{RankPlace, places_on};
+use super::standstill::ThreadWatch;
 use super::{Rank, Refusal, RunFailure, Tellable, in_pool, rank_of, share_of_cores};
 use crate::parallel::{self, Nodes};
 
-/// What a process says while others wait for it, so often in a timeout. It stops when the process does.
-const PULSE: &str = "still at it";
+/// So often in a timeout a process says that it lives, while others wait for it.
 const PULSES: u32 = 4;
 
 /// One rank of this process: the data of its world, and a lane to all ranks that is used for nothing else.
@@ -37,6 +38,7 @@ pub struct Process {
     heard: Mutex<Heard>,
     clock: Arc<dyn Clock>,
     timeout: Duration,
+    disk_timeout: Duration,
     /// Ranks on this machine, of all processes.
     neighbours: usize,
     /// Those of them that may run on exactly the cores of this process.
@@ -49,18 +51,6 @@ pub struct Process {
     blocking: Blocking,
     /// Of what is in GPUs' memory, from rank to rank.
     path: DevicePath,
-}
-
-/// What other ranks have said and has not been asked for yet.
-#[derive(Default)]
-struct Heard {
-    words: BTreeMap<usize, VecDeque<String>>,
-    /// When each last said anything.
-    last: BTreeMap<usize, Duration>,
-    /// The first of whom was said that it has failed, by its connection or by who waited for it.
-    failed: Option<usize>,
-    /// Who will say no more, and why.
-    lost: BTreeMap<usize, String>,
 }
 
 impl Process {
@@ -140,6 +130,7 @@ impl Process {
             heard: Mutex::default(),
             clock: SystemClock::new(),
             timeout: Duration::from_secs(config.timeout_s),
+            disk_timeout: Duration::MAX,
             runs_alone: false,
             blocking: Blocking::default(),
             path: DevicePath::Own,
@@ -150,6 +141,11 @@ impl Process {
     /// Says how ranks that run from now on divide products.
     pub fn divide(&mut self, blocking: Blocking) {
         self.blocking = blocking;
+    }
+
+    /// Says how long a disk may take for one operation: longer, and the rank that waits for it is given up.
+    pub fn wait_for_disks(&mut self, timeout: Duration) {
+        self.disk_timeout = timeout;
     }
 
     /// Whether rank 0 is here: who leads speaks to the user, and is the first in a run's folder.
@@ -211,16 +207,22 @@ impl Process {
         Ok(found)
     }
 
-    /// Calls `f`, which may take hours where it prepares a corpus, and meanwhile tells the others that this process lives.
+    /// Calls `f`, which may take hours where it prepares a corpus, and meanwhile tells the others that this process lives, or
+    /// that it waits for a disk that does not answer.
     fn with_a_pulse<T>(&self, f: impl FnOnce() -> T) -> T {
         if self.runs_alone {
             return f();
         }
         thread::scope(|scope| {
             let (done, is_done) = mpsc::channel::<()>();
+            let mut caller = ThreadWatch::of_this_thread(self.disk_timeout);
             scope.spawn(move || {
-                while is_done.recv_timeout(self.timeout / PULSES) == Err(RecvTimeoutError::Timeout) {
-                    self.tell_all(PULSE);
+                let often = self.disk_timeout.min(self.timeout) / PULSES;
+                while is_done.recv_timeout(often) == Err(RecvTimeoutError::Timeout) {
+                    match caller.stands_still() {
+                        None => self.tell_all(PULSE),
+                        Some(reason) => return self.give_up(reason),
+                    }
                 }
             });
             let result = f();
@@ -292,7 +294,7 @@ impl Process {
         threads::run_on(self.members.iter().map(|member| member.world.clone()).collect(), |world| {
             let is_first_here = world.rank() == first;
             let work = || {
-                let facts = (is_first_here, self.runs_alone);
+                let facts = (is_first_here, self.runs_alone, self.disk_timeout);
                 let place = self.places[world.rank()];
                 let rank = rank_of(world.clone(), config, (&self.nodes, place), (threads, self.blocking), facts);
                 self.path.begin(&world, &rank.device, self.timeout).unwrap_or_else(|failure| failure.raise());
@@ -324,6 +326,12 @@ impl Process {
     fn tell(&self, member: &Member, words: &str) {
         let signal = Signal::Told(words.to_owned());
         self.others().into_iter().for_each(|rank| member.lane.send(rank, &signal));
+    }
+
+    /// Tells the others that this process cannot go on.
+    fn give_up(&self, reason: String) {
+        let Member { world, lane } = &self.members[0];
+        lane.send_all(&Signal::Failed { rank: world.rank(), reason, site: None });
     }
 
     /// The next that `rank` says, or why it does not. Before the first step (without `until`) that is the failure of any
@@ -365,28 +373,6 @@ impl Process {
 
     fn lost(text: String) -> Refusal {
         Refusal { is_request: false, text }
-    }
-}
-
-impl Heard {
-    /// Takes in what has come. The first failure is passed on, since who told it may have left before it told all.
-    fn learn(&mut self, Received { from, signal }: Received, lane: &Arc<dyn ControlLane>, now: Duration) {
-        self.last.insert(from, now);
-        match signal {
-            Signal::Told(words) if words == PULSE => {}
-            Signal::Told(words) => self.words.entry(from).or_default().push_back(words),
-            Signal::Failed { rank, reason, .. } => {
-                if self.failed.is_none() {
-                    self.failed = Some(rank);
-                    lane.send_all(&Signal::Failed { rank, reason: reason.clone(), site: None });
-                }
-                self.lost.entry(rank).or_insert(format!("rank {rank} is gone: {reason}"));
-            }
-            Signal::Left => {
-                self.lost.entry(from).or_insert(format!("rank {from} left before it said how it ended"));
-            }
-            Signal::Arrived(_) | Signal::Waiting { .. } => {}
-        }
     }
 }
 

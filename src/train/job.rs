@@ -1,10 +1,10 @@
 //! A run's folder: locked, found empty or continued.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
+use super::folder_lock::{LOCK_FILE, lock};
 use crate::checkpoint::{self, NewestWhole, OpenCheckpoint};
 use crate::config::{self, Config, StorageType};
 use crate::convert::{self, ModelFolder, ModelKind};
@@ -12,7 +12,6 @@ use crate::metrics::{METRICS_FILE, SCORES_FILE, SUMMARY_FILE};
 use crate::report::REPORT_FILE;
 
 const CONFIG_FILE: &str = "config.toml";
-const LOCK_FILE: &str = ".lock";
 /// What the lock says where no checkpoint was found.
 const NONE: &str = "none";
 
@@ -49,8 +48,8 @@ pub enum JobError {
     #[error("{} is on a file system without locks ({source}), so that two runs could write there at once: mount it with \
              them, or choose another run.dir", dir.display())]
     NoLocks { dir: PathBuf, source: std::io::Error },
-    #[error("{} is in use by another run: wait for it, or choose another run.dir", .0.display())]
-    Locked(PathBuf),
+    #[error("{} is in use by another run{by}: wait for it, or choose another run.dir", dir.display())]
+    Locked { dir: PathBuf, by: String },
     #[error("{} cannot be continued with this recipe:\n  {}\nkeep what the checkpoint was trained with, or start anew without --resume", folder.display(), differences.join("\n  "))]
     Differs { folder: PathBuf, differences: Vec<String> },
     #[error("the configuration saved in {} cannot be read: {problems}", path.display())]
@@ -80,7 +79,7 @@ pub enum InitError {
     Convert(#[from] convert::Error),
 }
 
-fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> JobError {
+pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> JobError {
     let path = path.to_owned();
     move |source| JobError::Io { action, path, source }
 }
@@ -88,14 +87,15 @@ fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> JobEr
 impl Job {
     /// Takes the folder of `config`: with `resume` its newest checkpoint is where to begin, if it has one. Nothing
     /// that an earlier run left is changed yet. The process that `leads` locks the folder and finds the checkpoint that is
-    /// whole; the others of the same run come after it, and take its word: it has read every byte.
+    /// whole; the others of the same run come after it, and take its word: it has read every byte. `tell` hears of what is
+    /// waited for.
     ///
     /// # Errors
     /// A folder that cannot be written, is in use, or holds a checkpoint that this recipe cannot continue.
-    pub fn open(config: Config, resume: bool, leads: bool) -> Result<Job, JobError> {
+    pub fn open(config: Config, resume: bool, leads: bool, tell: &dyn Fn(&str)) -> Result<Job, JobError> {
         let dir = &config.run.dir;
         fs::create_dir_all(dir).map_err(io("create", dir))?;
-        let mut lock = leads.then(|| lock(dir)).transpose()?;
+        let mut lock = leads.then(|| lock(dir, resume, tell)).transpose()?;
         let newest = match found_by_leader(dir).filter(|_| !leads) {
             _ if !resume => None,
             Some(found) => found.map(|folder| checkpoint::open_found_whole(&folder)).transpose()?,
@@ -185,26 +185,6 @@ fn found_by_leader(dir: &Path) -> Option<Option<PathBuf>> {
     let mark = fs::read_to_string(dir.join(LOCK_FILE)).ok()?;
     let found = mark.lines().nth(1)?;
     Some((found != NONE).then(|| dir.join(checkpoint::CHECKPOINTS).join(found)))
-}
-
-fn lock(dir: &Path) -> Result<File, JobError> {
-    let path = dir.join(LOCK_FILE);
-    let mut file = File::options().write(true).create(true).truncate(false).open(&path).map_err(io("create", &path))?;
-    match file.try_lock() {
-        Ok(()) => {
-            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-            let mark = format!("{} {}\n", std::process::id(), now.as_nanos());
-            // Synced, so that the others read it on a network's file system too.
-            let written = file.set_len(0).and_then(|()| file.write_all(mark.as_bytes())).and_then(|()| file.sync_all());
-            written.map_err(io("write", &path))?;
-            Ok(file)
-        }
-        Err(TryLockError::WouldBlock) => Err(JobError::Locked(dir.to_owned())),
-        Err(TryLockError::Error(source)) if source.kind() == ErrorKind::Unsupported => {
-            Err(JobError::NoLocks { dir: dir.to_owned(), source })
-        }
-        Err(TryLockError::Error(error)) => Err(io("lock", &path)(error)),
-    }
 }
 
 /// The beginning of a new run.

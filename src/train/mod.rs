@@ -2,6 +2,7 @@
 
 mod error;
 mod evaluate;
+mod folder_lock;
 mod job;
 mod locate;
 mod overdue;

@@ -444,7 +444,7 @@ fn who_follows_takes_the_leaders_word_for_what_is_whole() {
     shop.train("");
     let open = |leads| {
         let run = format!("run.dir={}", shop.path(RUN).display());
-        Job::open(config::load(&shop.path(RECIPE), &[run], None).unwrap().config, true, leads)
+        Job::open(config::load(&shop.path(RECIPE), &[run], None).unwrap().config, true, leads, &|_| ())
     };
     let damage = |step: u64| {
         let file = shop.checkpoint(RUN, step).join(TENSORS[0]);

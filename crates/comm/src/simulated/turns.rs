@@ -261,8 +261,12 @@ impl Turns {
             let next = ready[state.draw(self.script.seed) as usize % ready.len()];
             state.ranks[next].has_news = false;
             state.ranks[next].turns += 1;
-            state.running = Some(next);
-            self.calls[next].notify_all();
+            let is_called = state.running.replace(next) != Some(next);
+            // Whoever is called begins with this lock.
+            drop(state);
+            if is_called {
+                self.calls[next].notify_all();
+            }
             return;
         }
     }

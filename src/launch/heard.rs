@@ -1,0 +1,44 @@
+//! What a process has heard of the others' ranks.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use guildhall_comm::control::{ControlLane, Received, Signal};
+
+/// What a process says while others wait for it. It stops when the process does, or waits for its disk.
+pub(super) const PULSE: &str = "still at it";
+
+/// What other ranks have said and has not been asked for yet.
+#[derive(Default)]
+pub(super) struct Heard {
+    pub(super) words: BTreeMap<usize, VecDeque<String>>,
+    /// When each last said anything.
+    pub(super) last: BTreeMap<usize, Duration>,
+    /// The first of whom was said that it has failed, by its connection or by who waited for it.
+    pub(super) failed: Option<usize>,
+    /// Who will say no more, and why.
+    pub(super) lost: BTreeMap<usize, String>,
+}
+
+impl Heard {
+    /// Takes in what has come. The first failure is passed on, since who told it may have left before it told all.
+    pub(super) fn learn(&mut self, Received { from, signal }: Received, lane: &Arc<dyn ControlLane>, now: Duration) {
+        self.last.insert(from, now);
+        match signal {
+            Signal::Told(words) if words == PULSE => {}
+            Signal::Told(words) => self.words.entry(from).or_default().push_back(words),
+            Signal::Failed { rank, reason, .. } => {
+                if self.failed.is_none() {
+                    self.failed = Some(rank);
+                    lane.send_all(&Signal::Failed { rank, reason: reason.clone(), site: None });
+                }
+                self.lost.entry(rank).or_insert(format!("rank {rank} is gone: {reason}"));
+            }
+            Signal::Left => {
+                self.lost.entry(from).or_insert(format!("rank {from} left before it said how it ended"));
+            }
+            Signal::Arrived(_) | Signal::Waiting { .. } => {}
+        }
+    }
+}

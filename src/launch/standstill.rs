@@ -1,0 +1,73 @@
+//! Whether a thread runs, or waits for one operation of the system, such as a read from a disk that does not answer.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::thread::gettid;
+
+/// Watches a thread from another one. A thread that is blocked does not run at all, while one that works, however slow its
+/// disk is, runs a little with each operation. What other threads do in its stead must come back to it in parts.
+pub(super) struct ThreadWatch {
+    /// Where the kernel counts how long the thread has run.
+    account: PathBuf,
+    /// How long one operation may take.
+    timeout: Duration,
+    /// What was counted last, and since when it is that much.
+    seen: Option<(String, Instant)>,
+}
+
+impl ThreadWatch {
+    /// For the calling thread.
+    pub(super) fn of_this_thread(timeout: Duration) -> ThreadWatch {
+        let account = format!("/proc/self/task/{}/schedstat", gettid().as_raw_nonzero()).into();
+        ThreadWatch { account, timeout, seen: None }
+    }
+
+    /// Why the thread must be given up, if it has not run for longer than an operation may take. It never is where the
+    /// kernel does not count.
+    pub(super) fn stands_still(&mut self) -> Option<String> {
+        let counted = fs::read_to_string(&self.account).ok()?;
+        match &self.seen {
+            Some((seen, since)) if *seen == counted => {
+                let seconds = since.elapsed().as_secs();
+                (since.elapsed() >= self.timeout)
+                    .then(|| format!("its file system has not answered for {seconds} s (train.checkpoint_timeout_s)"))
+            }
+            _ => {
+                self.seen = Some((counted, Instant::now()));
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write, pipe};
+    use std::thread;
+
+    use super::*;
+
+    /// Blocked in a read, and not when it runs now and then.
+    #[test]
+    fn a_blocked_thread_stands_still_and_a_slow_one_does_not() {
+        let (mut from, mut to) = pipe().unwrap();
+        let (send, watch) = std::sync::mpsc::channel();
+        let reader = thread::spawn(move || {
+            send.send(ThreadWatch::of_this_thread(Duration::from_millis(500))).unwrap();
+            let mut byte = [0];
+            while from.read(&mut byte).unwrap() > 0 {}
+        });
+        let mut watch = watch.recv().unwrap();
+        for _ in 0..20 {
+            to.write_all(&[0]).unwrap();
+            thread::sleep(Duration::from_millis(50));
+            assert_eq!(watch.stands_still(), None, "it reads");
+        }
+        thread::sleep(Duration::from_millis(700));
+        assert!(watch.stands_still().is_some_and(|why| why.contains("train.checkpoint_timeout_s")));
+        drop(to);
+        reader.join().unwrap();
+    }
+}
