@@ -66,7 +66,7 @@ pub struct Rank {
     /// of their own, it does in its turn.
     pub runs_alone: bool,
     /// How long a disk may take for one operation.
-    disk_timeout: Duration,
+    pub disk_timeout: Duration,
 }
 
 /// Runs `f` on every rank of a world of this process alone and returns their results in rank order. When one fails the

@@ -76,8 +76,15 @@ mod tests {
 
     /// What three ranks come to, of which rank 1 calls `f` and the others are done at once; all then meet.
     fn ended(f: impl Fn() -> Result<(), Error> + Sync) -> Vec<Result<u64, String>> {
+        ended_over(Duration::MAX, f)
+    }
+
+    /// The same with disks that may take so long for one operation.
+    fn ended_over(disk: Duration, f: impl Fn() -> Result<(), Error> + Sync) -> Vec<Result<u64, String>> {
         let config = parallel::Config { timeout_s: 1, threads: Some(1), ..parallel::Config::of(3, 1) };
-        let ended = Process::whole(&config).each(&config, |rank| {
+        let mut process = Process::whole(&config);
+        process.wait_for_disks(disk);
+        let ended = process.each(&config, |rank| {
             rank.at_own_pace(|| if rank.world.rank() == 1 { f() } else { Ok(()) })?;
             assert!(rank.ledger.snapshot().is_empty(), "it is no traffic");
             Ok::<_, Error>(rank.world.all_reduce(Reduce::Sum, vec![1u64])?.into_u64()[0])
@@ -92,6 +99,25 @@ mod tests {
             Ok(())
         });
         assert_eq!(all, [Ok(3), Ok(3), Ok(3)]);
+    }
+
+    /// All that work are waited for, however slowly they do, but not one that is kept in one operation.
+    #[test]
+    fn a_rank_whose_disk_does_not_answer_is_given_up() {
+        let disk = Duration::from_millis(600);
+        let slowly = || {
+            (0..20).for_each(|_| thread::sleep(Duration::from_millis(100)));
+            Ok(())
+        };
+        assert_eq!(ended_over(disk, slowly), [Ok(3), Ok(3), Ok(3)]);
+        let all = ended_over(disk, || {
+            thread::sleep(Duration::from_secs(2));
+            Ok(())
+        });
+        let named = |end: &Result<u64, String>| {
+            end.as_ref().is_err_and(|told| told.contains("rank 1") && told.contains("its file system has not answered"))
+        };
+        assert!(all.iter().all(named), "{all:?}");
     }
 
     #[test]

@@ -203,6 +203,29 @@ fn processes_do_things_in_turn() {
 }
 
 /// Whoever is at work is waited for, whatever the timeout; whoever says nothing is named after it.
+/// A process that is kept in one operation does not count as one that works.
+#[test]
+fn before_the_first_step_a_process_that_waits_for_its_disk_is_named() {
+    let timeout = Duration::from_secs(60);
+    let begun = Instant::now();
+    let results = on_patient_processes(timeout, mailbox::lanes(4), |number, process| {
+        let mut process = process.unwrap();
+        process.wait_for_disks(Duration::from_millis(500));
+        let worked = process.in_turn(|| {
+            // Its thread does not run meanwhile.
+            thread::sleep(Duration::from_secs(if number == 1 { 3 } else { 0 }));
+            Ok(())
+        });
+        (number, worked)
+    });
+    assert!(begun.elapsed() < timeout / 2, "nobody waits for the timeout");
+    for (number, worked) in results.into_iter().filter(|(number, _)| *number != 1) {
+        let refusal = worked.expect_err("no other process goes on");
+        let named = "rank 2 is gone: its file system has not answered for 0 s (train.checkpoint_timeout_s)";
+        assert!(!refusal.is_request && refusal.text.contains(named), "process {number}: {refusal:?}");
+    }
+}
+
 #[test]
 fn before_the_first_step_a_process_that_stands_still_is_named() {
     let (timeout, is_over) = (Duration::from_secs(1), AtomicBool::new(false));
