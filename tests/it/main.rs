@@ -93,4 +93,4 @@ mod verify;
 mod world;
 mod zero;
 
-use shared::{fake_gpu, memory, program};
+use shared::{disk, fake_gpu, memory, program};

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use refusals::is_refused;
 
-use shared::{fake_gpu, memory, program};
+use shared::{disk, fake_gpu, memory, program};
 
 use crate::fake_gpu::exported;
 use crate::memory::{COMPARED, KEPT, flip_in_memory, kept_values};

@@ -1,9 +1,13 @@
-//! A rank whose disk takes nothing while that of rank 0 does.
+//! A rank whose disk takes nothing, hangs or is slow while the others' do not.
+
+use std::fs;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use super::refusals::says;
 use super::{LONG, collected, helping_nobody, launched, processes, start_each, without_help};
+use crate::disk::Disk;
 use crate::program::{PROGRAM, RECIPE, Running, Workshop, damage, skipped, wait_until};
 
 /// From now on no file that a process writes may have more bytes than these.
@@ -64,4 +68,82 @@ fn a_rank_that_cannot_write_ends_no_run() {
             assert!(shop.tensors(&run, 400) == shop.tensors("whole", 400), "{run}: other weights");
         }
     }
+}
+
+/// Two ranks in many small steps, with two seconds for a disk.
+const SHORT: &str = "--set parallel.expert=2 --set parallel.threads=1 --set train.eval_every=0 --set train.checkpoint_every=20 \
+                     --set train.checkpoint_timeout_s=2 --set parallel.timeout_s=60";
+
+/// Begins two ranks that have this disk.
+fn over(shop: &Workshop, disk: &Disk, options: &str) -> Running {
+    let script = format!("{} exec {PROGRAM} train {RECIPE} {SHORT} {options}", disk.setting());
+    start_each(&helping_nobody(shop), shop, 2, &script)
+}
+
+/// Of a rank that flushes its part of a checkpoint, and of the one that gives the folder its name: all go on without.
+#[test]
+fn a_disk_that_hangs_costs_processes_a_checkpoint_and_not_the_run() {
+    for (rank, call, manner) in [(1, "fsync", ""), (0, "rename", "--set train.checkpoint_async=true")] {
+        let shop = Workshop::new();
+        let options = format!("--set train.steps=600 {manner}");
+        shop.succeeds(&format!("train {RECIPE} {SHORT} {options} --ranks 2 --set run.dir=whole"));
+        let disk = Disk::new(&shop);
+        let hanging = disk.hangs(&format!("checkpoint {rank}"), call);
+        let running = over(&shop, &disk, &options);
+        let log = || fs::read_to_string(shop.path("err.0")).unwrap_or_default();
+        wait_until("two warnings", || log().matches("warning: no checkpoint of step ").count() >= 2);
+        let _ended = hanging.end();
+        let ended = collected(&shop, 2, running);
+        assert!(ended.iter().all(|rank| rank.code == Some(0)) && ended[1].err.is_empty(), "{call}: {ended:?}");
+        let told = [
+            &format!("rank {rank} could not write the checkpoint"),
+            "its file system has not answered for 2 s (train.checkpoint_timeout_s)",
+            "is written, the first since step 20",
+        ];
+        told.iter().for_each(|words| assert!(ended[0].err.contains(*words), "{call}: no {words}: {}", ended[0].err));
+        assert_eq!(damage(&shop.checkpoint("runs/tiny", 600)), None, "{call}");
+        assert!(shop.tensors("runs/tiny", 600) == shop.tensors("whole", 600), "{call} {manner}: other weights");
+    }
+}
+
+/// Before the first step, and while a checkpoint is read, the run cannot go on without the rank: the others end, and say why.
+#[test]
+fn a_rank_whose_disk_hangs_before_the_first_step_is_named() {
+    let shop = Workshop::new();
+    shop.succeeds(&format!("train {RECIPE} {SHORT} --set train.steps=4 --ranks 2"));
+    // Of rank 1 alone, since the main threads of both make the same calls.
+    for (thread, call, options) in [("rank 1", "pread64", "--resume"), ("guildhall", "mkdir", "--set run.dir=new")] {
+        let disk = Disk::new(&shop);
+        let hanging = disk.hangs(thread, call);
+        let script = format!(
+            "if [ $RANK = 1 ]; then export {}; fi; exec {PROGRAM} train {RECIPE} {SHORT} --set train.steps=6 \
+             --set parallel.timeout_s=5 {options}",
+            disk.setting()
+        );
+        let running = start_each(&helping_nobody(&shop), &shop, 2, &script);
+        wait_until("an end", || shop.path("code.0").exists());
+        // Rank 1 cannot end before.
+        let _ended = hanging.end();
+        let ended = collected(&shop, 2, running);
+        says(0, &ended[0], 1, "rank 1 ");
+        let why = "its file system has not answered for 2 s (train.checkpoint_timeout_s)";
+        assert!(ended[0].err.contains(why) && ended[1].code == Some(1), "{call}: {ended:?}");
+    }
+}
+
+/// All ranks meet while one writes for longer than they wait for one another.
+#[test]
+fn a_disk_that_is_slow_times_no_process_out() {
+    let shop = Workshop::new();
+    let options = "--set train.steps=40 --set train.checkpoint_every=40 --set parallel.timeout_s=1 --set train.checkpoint_timeout_s=60";
+    shop.succeeds(&format!("train {RECIPE} {SHORT} {options} --ranks 2 --set run.dir=whole"));
+    let disk = Disk::new(&shop);
+    disk.lags("checkpoint 1", "fsync", 2500);
+    let begun = Instant::now();
+    let ended = collected(&shop, 2, over(&shop, &disk, options));
+    assert!(ended.iter().all(|rank| rank.code == Some(0)) && ended[1].err.is_empty(), "{ended:?}");
+    assert!(begun.elapsed() > Duration::from_millis(2500), "it was not slow: {:?}", begun.elapsed());
+    let told = "warning: all ranks have waited 1 s for rank 1 to write its part of the checkpoint of step ";
+    assert!(ended[0].err.contains(told), "{}", ended[0].err);
+    assert!(shop.tensors("runs/tiny", 40) == shop.tensors("whole", 40), "other weights");
 }
