@@ -94,7 +94,8 @@ pub fn conduct(
     let notice = process.agree(|| begin().map_err(CommandFailure::request))?;
     if speaks {
         let notices = nodes::notices(&job.config, process.nodes(), process.path());
-        notices.iter().chain(&notice).for_each(|notice| say(&format!("note: {notice}")));
+        notices.iter().for_each(|notice| say(&format!("note: {notice}")));
+        notice.iter().for_each(|notice| say(notice));
         say_plan(&plan, &job, process);
         blocks.iter().for_each(|found| say(&format!("products {}", found.told())));
         say_routings(&job.config, &routings);

@@ -125,7 +125,7 @@ impl Job {
     }
 
     /// Makes the folder this run's own: moves an earlier run aside, unless it is continued, and writes the
-    /// configuration. Returns what the user should know.
+    /// configuration. Returns what the user should be told.
     ///
     /// # Errors
     /// A folder that cannot be written.
@@ -164,9 +164,9 @@ impl Job {
         let dir = self.config.run.dir.display();
         let moved = moved.map(|to| format!("what an earlier run left there is now in {}", to.display()));
         match (self.resume, moved) {
-            (true, None) => Some(format!("{dir} has no checkpoint yet: starting at step 0")),
-            (true, Some(moved)) => Some(format!("{dir} has no checkpoint yet: starting at step 0; {moved}")),
-            (false, moved) => moved.map(|moved| format!("{dir}: {moved} (--resume would have continued it)")),
+            (true, None) => Some(format!("note: {dir} has no checkpoint yet: starting at step 0")),
+            (true, Some(moved)) => Some(format!("note: {dir} has no checkpoint yet: starting at step 0; {moved}")),
+            (false, moved) => moved.map(|moved| format!("note: {dir}: {moved} (--resume would have continued it)")),
         }
     }
 

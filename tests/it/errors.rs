@@ -1,7 +1,7 @@
 //! Everything that can go wrong, through the real program: the exit code, one message, and what is left on disk.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::program::{Finished, RECIPE, RUN, Workshop, damage, flip, skipped, wait_until};
 
@@ -199,6 +199,32 @@ fn a_damaged_checkpoint_costs_the_steps_since_the_one_before() {
         damaged.iter().for_each(|step| assert!(checkpoints.join(format!("damaged-step-{step:06}")).exists()));
         assert!(shop.tensors("whole", 8) == shop.tensors(RUN, 8), "other weights");
         assert_eq!(shop.series(RUN, "loss"), shop.series("whole", "loss"));
+    }
+}
+
+/// The same at every block of every file of the newest: the program says which is damaged, keeps it, and comes to the weights
+/// of a run to which nothing happened.
+#[test]
+fn a_checkpoint_that_is_cut_at_any_block_costs_its_own_steps_alone() {
+    let shop = Workshop::new();
+    // So small that there are some dozen blocks.
+    let options = "--set model.d_model=8 --set train.checkpoint_every=2 --set train.keep=0 --set train.steps=4";
+    shop.train(&format!("{options} --set run.dir=whole"));
+    let cut_from = |file: &Path| (0..fs::metadata(file).unwrap().len()).step_by(4096).collect::<Vec<_>>();
+    let files = fs::read_dir(shop.checkpoint("whole", 4)).unwrap().map(|entry| entry.unwrap().path());
+    let cuts: Vec<_> = files.flat_map(|file| cut_from(&file).into_iter().map(move |at| (file.clone(), at))).collect();
+    assert!(cuts.len() > 20, "{cuts:?}");
+    for (file, at) in cuts {
+        let name = file.file_name().unwrap().to_string_lossy().into_owned();
+        assert_eq!(shop.shell("rm -rf runs && mkdir runs && cp -r whole runs/tiny").code, Some(0));
+        let copy = shop.checkpoint(RUN, 4).join(&name);
+        fs::File::options().write(true).open(copy).unwrap().set_len(at).unwrap();
+        let said = shop.succeeds(&format!("train {RECIPE} {options} --resume")).err;
+        let told = said.lines().find(|line| line.starts_with("warning: ")).unwrap_or_default();
+        assert!(told.contains(&name) && told.contains("goes back to step 2"), "{name} cut to {at} bytes: {said}");
+        assert!(shop.path(RUN).join("checkpoints/damaged-step-000004").exists(), "{name}: it is kept");
+        assert!(shop.tensors("whole", 4) == shop.tensors(RUN, 4), "{name} cut to {at} bytes: other weights");
+        assert_eq!(shop.series(RUN, "loss"), shop.series("whole", "loss"), "{name} cut to {at} bytes");
     }
 }
 
