@@ -35,7 +35,6 @@ const GAP: f64 = 1e-4;
 const STEP: f64 = 1e-5;
 
 /// By places: nothing here is inlined, and most of the loops' time is spent in this one.
-#[expect(clippy::needless_range_loop, reason = "iterators take ten times as long where nothing is inlined")]
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
     let mut sum = 0.0;
