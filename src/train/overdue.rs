@@ -4,7 +4,8 @@ use std::path::Path;
 
 use crate::checkpoint;
 
-/// Steps after a checkpoint that could not be written until the next is tried: a disk may have been cleared by then.
+/// Steps after a checkpoint that could not be written until the next is tried: a disk may have been cleared by then. After each
+/// that fails they are twice as many, so that a disk which stays as it is does not fill the log.
 const AGAIN_AFTER: u64 = 10;
 
 /// A checkpoint that is still to be written, because the last could not.
@@ -14,12 +15,16 @@ pub(super) struct Overdue {
     since: u64,
     /// The step after which it is tried again.
     again: u64,
+    /// Steps from the last try to that one.
+    pause: u64,
 }
 
 impl Overdue {
     /// That of `step` could not be written, as is known at step `now`; nor could those of `earlier`.
     pub(super) fn after(earlier: Option<Overdue>, step: u64, now: u64) -> Overdue {
-        Overdue { since: earlier.map_or(step, |overdue| overdue.since), again: now + AGAIN_AFTER }
+        let (since, pause) =
+            earlier.map_or((step, AGAIN_AFTER), |overdue| (overdue.since, overdue.pause.saturating_mul(2)));
+        Overdue { since, again: now.saturating_add(pause), pause }
     }
 
     pub(super) fn is_due(&self, step: u64) -> bool {
@@ -43,5 +48,24 @@ impl Overdue {
 
     pub(super) fn is_made_up(&self, step: u64) -> String {
         format!("note: the checkpoint of step {step} is written, the first since step {}", self.since)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also where a disk stays full through hundreds of checkpoints.
+    #[test]
+    fn pauses_grow_and_never_overflow() {
+        let mut overdue = Overdue::after(None, 5, 5);
+        assert!(overdue.is_due(15) && !overdue.is_due(14));
+        overdue = Overdue::after(Some(overdue), 15, 15);
+        assert!(overdue.is_due(35) && !overdue.is_due(34));
+        for step in 36..236 {
+            overdue = Overdue::after(Some(overdue), step, step);
+        }
+        assert!(!overdue.is_due(u64::MAX - 1));
+        assert!(overdue.is_made_up(240).contains("since step 5"));
     }
 }
