@@ -105,7 +105,7 @@ pub fn conduct(
     let result = train::train(process, Begun { job: &job, data: &data, routings, interrupted, is_quiet });
     let example = data.components.iter().find(|label| label.from != label.to);
     let account = || if leads { account(&job, &plan, &result) } else { Ok(None) };
-    // Processes that leave together wait for each other: for the account, however long it takes, before that.
+    // Processes that leave together wait for each other: for the account, too, before that.
     let accounted = if result.is_ok() { process.agree(account) } else { account() };
     end(&job, &plan, result, accounted.map(|summary| summary.filter(|_| speaks)), example)
 }

@@ -104,14 +104,14 @@ mod tests {
     /// All that work are waited for, however slowly they do, but not one that is kept in one operation.
     #[test]
     fn a_rank_whose_disk_does_not_answer_is_given_up() {
-        let disk = Duration::from_millis(600);
+        let disk = Duration::from_millis(1500);
         let slowly = || {
-            (0..20).for_each(|_| thread::sleep(Duration::from_millis(100)));
+            (0..20).for_each(|_| thread::sleep(disk / 10));
             Ok(())
         };
         assert_eq!(ended_over(disk, slowly), [Ok(3), Ok(3), Ok(3)]);
         let all = ended_over(disk, || {
-            thread::sleep(Duration::from_secs(2));
+            thread::sleep(2 * disk);
             Ok(())
         });
         let named = |end: &Result<u64, String>| {

@@ -6,8 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::job::JobError;
-use super::job::io;
+use super::job::{JobError, io};
 use crate::launch::machine;
 
 /// The file that is locked. Its first line says who holds it.
@@ -45,7 +44,8 @@ impl Holder {
 }
 
 /// Locks `dir` until the file is dropped. Where another machine holds the lock, a run that `goes_on` waits for as long as a file
-/// server may keep it for one that is gone, and tells so; of its own processes this machine's kernel knows.
+/// server may keep it for one that is gone, and tells so. A lock of this machine is refused at once: its kernel would have
+/// let go of it with its process.
 ///
 /// # Errors
 /// A folder that is in use, cannot be written, or is on a file system without locks.

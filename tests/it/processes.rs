@@ -202,7 +202,6 @@ fn processes_do_things_in_turn() {
     });
 }
 
-/// Whoever is at work is waited for, whatever the timeout; whoever says nothing is named after it.
 /// A process that is kept in one operation does not count as one that works.
 #[test]
 fn before_the_first_step_a_process_that_waits_for_its_disk_is_named() {
@@ -221,11 +220,12 @@ fn before_the_first_step_a_process_that_waits_for_its_disk_is_named() {
     assert!(begun.elapsed() < timeout / 2, "nobody waits for the timeout");
     for (number, worked) in results.into_iter().filter(|(number, _)| *number != 1) {
         let refusal = worked.expect_err("no other process goes on");
-        let named = "rank 2 is gone: its file system has not answered for 0 s (train.checkpoint_timeout_s)";
+        let named = "rank 2 is gone: its file system has not answered for ";
         assert!(!refusal.is_request && refusal.text.contains(named), "process {number}: {refusal:?}");
     }
 }
 
+/// Whoever is at work is waited for, whatever the timeout; whoever says nothing is named after it.
 #[test]
 fn before_the_first_step_a_process_that_stands_still_is_named() {
     let (timeout, is_over) = (Duration::from_secs(1), AtomicBool::new(false));

@@ -67,7 +67,7 @@ fn a_disk_that_is_slow_to_read_is_waited_for() {
     let disk = Disk::new(&shop);
     disk.lags("rank 1", "pread64", 100);
     let begun = Instant::now();
-    let options = "--set train.steps=6 --set parallel.timeout_s=1 --set train.checkpoint_timeout_s=1 --resume";
+    let options = "--set train.steps=6 --set parallel.timeout_s=1 --set train.checkpoint_timeout_s=5 --resume";
     let finished = trained(&shop, &disk, options, || {});
     assert_eq!(finished.code, Some(0), "{}", finished.err);
     assert!(begun.elapsed() > Duration::from_secs(2), "it was not slow: {:?}", begun.elapsed());

@@ -45,7 +45,6 @@ int mkdir(const char *path, mode_t mode) {
 }
 int rename(const char *from, const char *to) { return NEXT(rename, from, to); }
 ssize_t pread64(int file, void *to, size_t len, off64_t at) { return NEXT(pread64, file, to, len, at); }
-ssize_t pwrite64(int file, const void *from, size_t len, off64_t at) { return NEXT(pwrite64, file, from, len, at); }
 "#;
 
 /// The disk of a workshop.

@@ -56,11 +56,14 @@ impl SplitReader {
 
     /// Compares the contents of every shard with the manifest.
     pub(crate) fn verify(&self, entry: &SplitEntry) -> Result<(), Error> {
-        let pairs: Vec<_> = self.shards.iter().zip(&entry.shards).collect();
-        pairs.into_par_iter().try_for_each(|((path, _), shard)| match sha256_of_file(path)? == shard.sha256 {
+        let own = self.shards.iter().zip(&entry.shards).map(|((path, _), shard)| (path, &shard.sha256));
+        let compare = |&(path, expected): &(&PathBuf, &String)| match sha256_of_file(path)? == *expected {
             true => Ok(()),
             false => Err(Error::damaged(path, "its contents do not match their SHA-256")),
-        })
+        };
+        // A few at a time: a thread that waits for hours without running is taken for one whose disk does not answer.
+        let at_once = rayon::current_num_threads();
+        own.collect::<Vec<_>>().chunks(at_once).try_for_each(|some| some.par_iter().try_for_each(compare))
     }
 
     pub fn split(&self) -> Split {

@@ -19,6 +19,8 @@ use crate::data::tokenizer::Tokenizer;
 
 /// Which texts a tokenizer is trained on is the same in every run.
 const SAMPLE_SEED: u64 = 0x7361_6d70;
+/// Texts that all threads turn into tokens before these are written.
+const TEXTS_AT_ONCE: usize = 1 << 16;
 
 /// A part and its pairs, as numbers of texts in their languages.
 struct TextPart {
@@ -271,16 +273,18 @@ impl<'a> TaskTexts<'a> {
             let numbered: Vec<u32> = self.texts(language, split).into_iter().collect();
             let texts: Vec<&String> =
                 numbered.iter().map(|&text| &self.gathered.languages[language].texts[text as usize]).collect();
-            progress(PrepareStage::Tokenizing { bytes_done, bytes });
-            bytes_done += texts.iter().map(|text| text.len() as u64).sum::<u64>();
-            let tokens: Vec<Vec<u32>> =
-                texts.par_iter().map(|text| tokenizer.encode(text)).collect::<Result<_, _>>()?;
             let first = documents;
-            for ((number, text), tokens) in numbered.into_iter().zip(texts).zip(tokens) {
-                writer.append(&tokens, text.len())?;
-                writer.end_document()?;
-                numbers.insert((language, number), documents as u32);
-                documents += 1;
+            for (numbered, texts) in numbered.chunks(TEXTS_AT_ONCE).zip(texts.chunks(TEXTS_AT_ONCE)) {
+                progress(PrepareStage::Tokenizing { bytes_done, bytes });
+                bytes_done += texts.iter().map(|text| text.len() as u64).sum::<u64>();
+                let tokens: Vec<Vec<u32>> =
+                    texts.par_iter().map(|text| tokenizer.encode(text)).collect::<Result<_, _>>()?;
+                for ((number, text), tokens) in numbered.iter().zip(texts).zip(tokens) {
+                    writer.append(&tokens, text.len())?;
+                    writer.end_document()?;
+                    numbers.insert((language, *number), documents as u32);
+                    documents += 1;
+                }
             }
             let entry = &mut index.languages[place];
             *split.of(&mut entry.train, &mut entry.held_out) = first..documents;

@@ -262,7 +262,7 @@ impl Turns {
             state.ranks[next].has_news = false;
             state.ranks[next].turns += 1;
             let is_called = state.running.replace(next) != Some(next);
-            // Whoever is called begins with this lock.
+            // The thread that is woken needs the lock first.
             drop(state);
             if is_called {
                 self.calls[next].notify_all();
