@@ -74,7 +74,7 @@ pub fn conduct(
         }
     };
     process.same("recipes", &loaded.config.to_toml())?;
-    process.wait_for_disks(Duration::from_secs(loaded.config.train.checkpoint_timeout_s));
+    process.wait_for_disks(Duration::from_secs(loaded.config.train.checkpoint_timeout_s), super::give_up);
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let shared = Config { parallel: process.with_threads(&loaded.config.parallel), ..loaded.config.clone() };
     let plan = process.agree(|| fit::planned(&shared, process.neighbours()))?;

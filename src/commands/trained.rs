@@ -1,6 +1,7 @@
 //! Opening a checkpoint to use it: its configuration, its tokenizer, its model on every rank.
 
 use std::path::Path;
+use std::time::Duration;
 
 use super::{CommandFailure, blocking, fit};
 use crate::checkpoint;
@@ -34,6 +35,7 @@ impl Trained {
         tokenizer.check_fits(&path, config.model.vocab).map_err(CommandFailure::request)?;
         let mut process = Process::whole(&config.parallel);
         process.divide(blocking::known(config.parallel.backend));
+        process.wait_for_disks(Duration::from_secs(config.train.checkpoint_timeout_s), super::give_up);
         Ok(Trained { source, config, tokenizer, process })
     }
 

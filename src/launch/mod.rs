@@ -45,6 +45,7 @@ pub use process::{Member, Process};
 pub use restarts::{Ended, end_with, supervise};
 pub use signals::when_asked_to_stop;
 pub use simulated::{simulate, stay_on};
+pub use standstill::DiskPatience;
 
 use crate::parallel::{self, Nodes};
 
@@ -65,8 +66,7 @@ pub struct Rank {
     /// While it runs nothing else may, so that an order of events can be drawn and played again: what others do on threads
     /// of their own, it does in its turn.
     pub runs_alone: bool,
-    /// How long a disk may take for one operation.
-    pub disk_timeout: Duration,
+    pub disks: DiskPatience,
 }
 
 /// Runs `f` on every rank of a world of this process alone and returns their results in rank order. When one fails the
@@ -91,7 +91,7 @@ fn rank_of(
     config: &parallel::Config,
     (nodes, place): (&Nodes, usize),
     (threads, blocking): (usize, Blocking),
-    (is_first_here, runs_alone, disk_timeout): (bool, bool, Duration),
+    (is_first_here, runs_alone, disks): (bool, bool, DiskPatience),
 ) -> Rank {
     let world = match network(config) {
         Some(network) => Delay::wrap(world, network),
@@ -102,7 +102,7 @@ fn rank_of(
     let device = device(config.backend, (threads, blocking), place).unwrap_or_else(|missing| {
         DeviceFailure::Broken { what: "its beginning".to_owned(), reason: missing.to_string() }.raise()
     });
-    Rank { world, device, nodes: nodes.clone(), ledger, is_first_here, runs_alone, disk_timeout }
+    Rank { world, device, nodes: nodes.clone(), ledger, is_first_here, runs_alone, disks }
 }
 
 /// What messages cost, where the recipe says so; links it does not speak of are free.

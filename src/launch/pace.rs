@@ -9,7 +9,7 @@ use std::time::Duration;
 use guildhall_comm::{Communicator, Error, Reduce};
 
 use super::Rank;
-use super::standstill::ThreadWatch;
+use super::standstill::{DiskPatience, ThreadWatch};
 
 /// Ranks that wait for one another meet so often.
 const MEETINGS_EVERY: Duration = Duration::from_millis(50);
@@ -17,12 +17,12 @@ const MEETINGS_EVERY: Duration = Duration::from_millis(50);
 impl Rank {
     /// Calls `f`, which uses no communicator, and returns when it has ended on all ranks, or failed on one. A thread of each
     /// rank's own meets those of the others meanwhile, so that no rank is taken for lost, however long it takes, unless it
-    /// waits for a disk that does not answer. Not counted as traffic. Collective.
+    /// waits for a disk that does not answer: then all end. Not counted as traffic. Collective.
     ///
     /// # Errors
     /// Those of `f`; what the world reports; on the other ranks, that one waits for its disk.
     pub fn at_own_pace<T, E: From<Error>>(&self, f: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        if self.runs_alone || self.world.size() == 1 {
+        if self.runs_alone {
             return f();
         }
         let (ended, ends) = mpsc::channel();
@@ -30,8 +30,8 @@ impl Rank {
             thread::scope(|scope| {
                 // If `f` panics it is dropped, which the thread hears.
                 let ended = ended;
-                let mut caller = ThreadWatch::of_this_thread(self.disk_timeout);
-                let meeting = scope.spawn(move || meet(&self.world, &mut caller, &ends));
+                let mut caller = ThreadWatch::of_this_thread(self.disks);
+                let meeting = scope.spawn(move || meet(&self.world, (&mut caller, self.disks), &ends));
                 let result = f();
                 let _ = ended.send(result.is_err());
                 let met = meeting.join().unwrap_or_else(|panic| resume_unwind(panic));
@@ -45,14 +45,22 @@ impl Rank {
 }
 
 /// Meets the other ranks until all have ended, one has failed, or the `caller` on this one is given up.
-fn meet(world: &Arc<dyn Communicator>, caller: &mut ThreadWatch, ends: &Receiver<bool>) -> Result<(), Error> {
+fn meet(
+    world: &Arc<dyn Communicator>,
+    (caller, disks): (&mut ThreadWatch, DiskPatience),
+    ends: &Receiver<bool>,
+) -> Result<(), Error> {
+    let end = |reason: String| match disks.give_up {
+        Some(give_up) => give_up(&format!("rank {}: {reason}", world.rank())),
+        None => world.abort(&reason),
+    };
     let mut own = None;
     loop {
         if own.is_none() {
             own = match ends.recv_timeout(MEETINGS_EVERY) {
                 Ok(has_failed) => Some(has_failed),
                 Err(RecvTimeoutError::Timeout) => {
-                    caller.stands_still().into_iter().for_each(|reason| world.abort(&reason));
+                    caller.stands_still().into_iter().for_each(end);
                     None
                 }
                 Err(RecvTimeoutError::Disconnected) => Some(true),
@@ -83,7 +91,7 @@ mod tests {
     fn ended_over(disk: Duration, f: impl Fn() -> Result<(), Error> + Sync) -> Vec<Result<u64, String>> {
         let config = parallel::Config { timeout_s: 1, threads: Some(1), ..parallel::Config::of(3, 1) };
         let mut process = Process::whole(&config);
-        process.wait_for_disks(disk);
+        process.disks = DiskPatience { timeout: disk, ..DiskPatience::ENDLESS };
         let ended = process.each(&config, |rank| {
             rank.at_own_pace(|| if rank.world.rank() == 1 { f() } else { Ok(()) })?;
             assert!(rank.ledger.snapshot().is_empty(), "it is no traffic");

@@ -18,8 +18,8 @@ use super::carriers::{DevicePath, between_processes, told, within_a_process};
 use super::ending::{Ending, verdict};
 use super::heard::{Heard, PULSE};
 use super::node::{RankPlace, places_on};
-use super::standstill::ThreadWatch;
-use super::{Rank, Refusal, RunFailure, Tellable, in_pool, rank_of, share_of_cores};
+use super::standstill::{DiskPatience, ThreadWatch};
+use super::{GiveUp, Rank, Refusal, RunFailure, Tellable, in_pool, rank_of, share_of_cores};
 use crate::parallel::{self, Nodes};
 
 /// So often in a timeout a process says that it lives, while others wait for it.
@@ -38,7 +38,7 @@ pub struct Process {
     heard: Mutex<Heard>,
     clock: Arc<dyn Clock>,
     timeout: Duration,
-    disk_timeout: Duration,
+    pub(super) disks: DiskPatience,
     /// Ranks on this machine, of all processes.
     neighbours: usize,
     /// Those of them that may run on exactly the cores of this process.
@@ -130,7 +130,7 @@ impl Process {
             heard: Mutex::default(),
             clock: SystemClock::new(),
             timeout: Duration::from_secs(config.timeout_s),
-            disk_timeout: Duration::MAX,
+            disks: DiskPatience::ENDLESS,
             runs_alone: false,
             blocking: Blocking::default(),
             path: DevicePath::Own,
@@ -143,9 +143,10 @@ impl Process {
         self.blocking = blocking;
     }
 
-    /// Says how long a disk may take for one operation: longer, and the rank that waits for it is given up.
-    pub fn wait_for_disks(&mut self, timeout: Duration) {
-        self.disk_timeout = timeout;
+    /// Says how long a disk may take for one operation: longer, and the rank that waits for it is given up. Where no other
+    /// process would go on without it, `give_up` is called.
+    pub fn wait_for_disks(&mut self, timeout: Duration, give_up: GiveUp) {
+        self.disks = DiskPatience { timeout, give_up: self.others().is_empty().then_some(give_up) };
     }
 
     /// Whether rank 0 is here: who leads speaks to the user, and is the first in a run's folder.
@@ -215,9 +216,9 @@ impl Process {
         }
         thread::scope(|scope| {
             let (done, is_done) = mpsc::channel::<()>();
-            let mut caller = ThreadWatch::of_this_thread(self.disk_timeout);
+            let mut caller = ThreadWatch::of_this_thread(self.disks);
             scope.spawn(move || {
-                let often = self.disk_timeout.min(self.timeout) / PULSES;
+                let often = self.disks.timeout.min(self.timeout) / PULSES;
                 while is_done.recv_timeout(often) == Err(RecvTimeoutError::Timeout) {
                     match caller.stands_still() {
                         None => self.tell_all(PULSE),
@@ -294,7 +295,7 @@ impl Process {
         threads::run_on(self.members.iter().map(|member| member.world.clone()).collect(), |world| {
             let is_first_here = world.rank() == first;
             let work = || {
-                let facts = (is_first_here, self.runs_alone, self.disk_timeout);
+                let facts = (is_first_here, self.runs_alone, self.disks);
                 let place = self.places[world.rank()];
                 let rank = rank_of(world.clone(), config, (&self.nodes, place), (threads, self.blocking), facts);
                 self.path.begin(&world, &rank.device, self.timeout).unwrap_or_else(|failure| failure.raise());
@@ -328,8 +329,11 @@ impl Process {
         self.others().into_iter().for_each(|rank| member.lane.send(rank, &signal));
     }
 
-    /// Tells the others that this process cannot go on.
+    /// Tells the others that this process cannot go on; without others it ends.
     fn give_up(&self, reason: String) {
+        if let Some(give_up) = self.disks.give_up {
+            give_up(&reason);
+        }
         let Member { world, lane } = &self.members[0];
         lane.send_all(&Signal::Failed { rank: world.rank(), reason, site: None });
     }

@@ -6,6 +6,21 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::gettid;
 
+use super::GiveUp;
+
+/// How long a disk may take for one operation, and what ends a run that waits longer.
+#[derive(Clone, Copy, Debug)]
+pub struct DiskPatience {
+    pub timeout: Duration,
+    /// Of a run that is in this process alone, whose blocked threads no other process can leave behind.
+    pub give_up: Option<GiveUp>,
+}
+
+impl DiskPatience {
+    /// For ever.
+    pub const ENDLESS: DiskPatience = DiskPatience { timeout: Duration::MAX, give_up: None };
+}
+
 /// Watches a thread from another one. A thread that is blocked does not run at all, while one that works, however slow its
 /// disk is, runs a little with each operation. What other threads do in its stead must come back to it in parts.
 pub(super) struct ThreadWatch {
@@ -19,9 +34,9 @@ pub(super) struct ThreadWatch {
 
 impl ThreadWatch {
     /// For the calling thread.
-    pub(super) fn of_this_thread(timeout: Duration) -> ThreadWatch {
+    pub(super) fn of_this_thread(patience: DiskPatience) -> ThreadWatch {
         let account = format!("/proc/self/task/{}/schedstat", gettid().as_raw_nonzero()).into();
-        ThreadWatch { account, timeout, seen: None }
+        ThreadWatch { account, timeout: patience.timeout, seen: None }
     }
 
     /// Why the thread must be given up, if it has not run for longer than an operation may take. It never is where the
@@ -56,7 +71,8 @@ mod tests {
         let (mut from, mut to) = pipe().unwrap();
         let (send, watch) = std::sync::mpsc::channel();
         let reader = thread::spawn(move || {
-            send.send(ThreadWatch::of_this_thread(Duration::from_secs(1))).unwrap();
+            let patience = DiskPatience { timeout: Duration::from_secs(1), ..DiskPatience::ENDLESS };
+            send.send(ThreadWatch::of_this_thread(patience)).unwrap();
             let mut byte = [0];
             while from.read(&mut byte).unwrap() > 0 {}
         });

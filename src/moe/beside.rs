@@ -6,7 +6,7 @@ use guildhall_comm::Error;
 use guildhall_tensor::{Device, Dtype, Index, Var};
 
 use super::Expert;
-use crate::parallel::{Init, Parameters, Stream, Weight};
+use crate::parallel::{Init, Migration, Parameters, Stream, Weight};
 
 /// Nothing, or one network that every rank holds: an `Expert` that gets all tokens.
 #[derive(Debug)]
@@ -65,15 +65,11 @@ impl Proportions {
         Proportions { weight: self.weight.partial(partial), bias: self.bias.partial(partial) }
     }
 
-    /// `c_0 routed + c_1 beside` with `c = softmax(W x + b)`; all `[T, D]`.
-    fn mix(&self, x: &Var, routed: &Var, beside: &Var) -> Var {
-        let (tape, tokens) = (x.tape(), x.value().rows());
+    /// `softmax(W x + b)` of x `[T, D]`, `[T, 2]`.
+    fn of(&self, x: &Var) -> Var {
+        let tape = x.tape();
         let (weight, bias) = (tape.parameter(&self.weight.parameter), tape.parameter(&self.bias.parameter));
-        let proportions = x.cast(Dtype::F32).linear(&weight, Some(&bias)).softmax();
-        let part = |rows: &Var, which: u32| {
-            rows.weighted_sum_rows(&proportions.select(Index::Cycle(tokens, which..which + 1), 1), 0..tokens as u32)
-        };
-        part(routed, 0).add(&part(beside, 1))
+        x.cast(Dtype::F32).linear(&weight, Some(&bias)).softmax()
     }
 }
 
@@ -82,25 +78,60 @@ impl Beside {
         matches!(self, Beside::Nothing)
     }
 
-    /// The layer's result `[T, D]` from its input and from what the chosen experts gave.
+    /// What tokens x `[T, D]` get besides what their chosen experts give, where their sequences go on. It needs nothing of
+    /// these experts, so it can be computed while rows are on their way to them. `None` without a network. Collective if
+    /// there is one and sequences move.
     ///
     /// # Errors
-    /// What the tensor group reports, over which the network may be sliced.
-    pub(super) fn join(&self, x: &Var, routed: Var, stream: &Stream) -> Result<Var, Error> {
-        let of_all = |network: &dyn Expert| match network.slices() {
-            1 => Ok(network.forward(x, &[x.value().rows()])),
+    /// What the tensor group reports, over which the network may be sliced; that of the expert group if sequences move.
+    pub(super) fn of(&self, x: &Var, stream: &Stream, moves: Option<&Migration>) -> Result<Option<Besides>, Error> {
+        let Some(network) = self.network() else { return Ok(None) };
+        let moved = moves.map(|migration| migration.apply(x)).transpose()?;
+        let (x, stream) = (moved.as_ref().unwrap_or(x), moves.map_or(stream, Migration::stream));
+        let of_all = match network.slices() {
+            1 => network.forward(x, &[x.value().rows()]),
             _ => {
                 let x = stream.to_parts(x)?;
-                let rows = [x.value().rows()];
-                stream.from_parts(network.forward(&x, &rows))
+                stream.from_parts(network.forward(&x, &[x.value().rows()]))?
             }
         };
-        Ok(match self {
-            Beside::Nothing => routed,
-            Beside::Shared(network) => routed.add(&of_all(&**network)?),
-            Beside::GatedShared(network, gate) => routed.add(&gate.of(x, &of_all(&**network)?)),
-            Beside::Residual(network, proportions) => proportions.mix(x, &routed, &of_all(&**network)?),
-        })
+        Ok(Some(match self {
+            Beside::Residual(_, proportions) => Besides::InProportion(of_all, proportions.of(x)),
+            Beside::GatedShared(_, gate) => Besides::Added(gate.of(x, &of_all)),
+            Beside::Shared(_) | Beside::Nothing => Besides::Added(of_all),
+        }))
+    }
+
+    fn network(&self) -> Option<&dyn Expert> {
+        match self {
+            Beside::Nothing => None,
+            Beside::Shared(network) | Beside::GatedShared(network, _) | Beside::Residual(network, _) => {
+                Some(&**network)
+            }
+        }
+    }
+}
+
+/// What tokens get besides what their chosen experts give, `[T, D]`.
+pub(super) enum Besides {
+    Added(Var),
+    /// Each token's shares are `[T, 2]`: of the experts, of this.
+    InProportion(Var, Var),
+}
+
+impl Besides {
+    /// The layer's result `[T, D]`: this, if there is any, with what the chosen experts gave.
+    pub(super) fn join(besides: Option<Besides>, routed: Var) -> Var {
+        match besides {
+            None => routed,
+            Some(Besides::Added(besides)) => routed.add(&besides),
+            Some(Besides::InProportion(besides, shares)) => {
+                let tokens = routed.value().rows();
+                let share = |which: u32| shares.select(Index::Cycle(tokens, which..which + 1), 1);
+                let part = |rows: &Var, which| rows.weighted_sum_rows(&share(which), 0..tokens as u32);
+                part(&routed, 0).add(&part(&besides, 1))
+            }
+        }
     }
 }
 

@@ -13,8 +13,8 @@ use super::output_masking::masked;
 use super::state::Known;
 use super::transport::{Deciding, ExpertsOnTape, LayerPlan};
 use super::{
-    Activation, BalanceLoss, BalanceScope, Beside, CarriedRows, Condensation, Condensed, Counts, Error, Expert,
-    Experts, ExpertsShape, GateState, History, Homes, Importance, LayerConfig, LossInputs, Peers, Proportions,
+    Activation, BalanceLoss, BalanceScope, Beside, Besides, CarriedRows, Condensation, Condensed, Counts, Error,
+    Expert, Experts, ExpertsShape, GateState, History, Homes, Importance, LayerConfig, LossInputs, Peers, Proportions,
     ResidualStream, Router, Routing, Scores, Selector, SentRoutes, SharedGate, Site, StepFacts, Transport, combine,
     through_experts,
 };
@@ -212,13 +212,7 @@ impl MoeLayer {
         let LayerPlan { plan, migration, .. } = &*planned;
         let kept = self.kept(&weights, stream.rows(), facts);
         let input = LayerInput { x, weights: &kept, residual, stream };
-        let combined = self.combined(&input, &planned, experts, mesh)?;
-        let (x, stream) = match migration {
-            Some(migration) if !self.beside.is_nothing() => (migration.apply(x)?, migration.stream()),
-            Some(migration) => (x.clone(), migration.stream()),
-            None => (x.clone(), stream),
-        };
-        let y = self.beside.join(&x, combined, stream)?;
+        let y = self.combined(&input, &planned, experts, mesh)?;
         part("routing");
 
         let inputs = LossInputs {
@@ -295,7 +289,7 @@ impl MoeLayer {
     }
 
     /// The sums of the results of the layer's tokens, weighted, where their sequences go on; with the residual stream if
-    /// results carry it.
+    /// results carry it, and with what the tokens pass through besides, which is computed while rows are under way.
     fn combined(
         &self,
         &LayerInput { x, weights, residual, stream }: &LayerInput,
@@ -310,7 +304,13 @@ impl MoeLayer {
             if stream.is_split() { weights.gather_rows(own.start as u32..own.end as u32) } else { weights.clone() };
         let carrying = residual.zip(plan.carrying());
         let rows = carrying.map(|(residual, carrying)| CarriedRows::new(residual, carrying, &here, &mesh.tensor));
-        let home = through_experts(x, plan, experts, rows.transpose()?.as_ref(), mesh)?;
+        let beside = || {
+            part("feed-forward");
+            let beside = self.beside.of(x, stream, migration.as_deref())?;
+            part("experts");
+            Ok(beside)
+        };
+        let (home, beside) = through_experts(x, plan, experts, rows.transpose()?.as_ref(), mesh, beside)?;
         part("routing");
         let there = migration.as_ref().map(|migration| migration.carry(&here)).transpose()?.unwrap_or(here);
         let there = carrying.map_or_else(|| there.clone(), |(_, carrying)| carrying.weights(&there));
@@ -320,10 +320,8 @@ impl MoeLayer {
             Some((residual, carrying)) => carrying.add_rows_alone(&residual.x, &combined, &mesh.expert)?,
             None => combined,
         };
-        match migration {
-            Some(migration) => Ok(migration.settle(combined)?),
-            None => Ok(combined),
-        }
+        let routed = if let Some(migration) = migration { migration.settle(combined)? } else { combined };
+        Ok(Besides::join(beside, routed))
     }
 
     /// By what results are summed, of all tokens, from the gate's weights.

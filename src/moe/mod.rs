@@ -41,6 +41,7 @@ mod transport;
 mod weighting;
 
 pub use balance::{BalanceLoss, Importance, LossInputs};
+use beside::Besides;
 pub use beside::{Beside, Proportions, SharedGate};
 pub use capacity::{Capacity, Claims};
 pub use carrying::{CarriedRows, Carrying, ResidualStream, RowNorm};

@@ -300,20 +300,25 @@ fn lanes(drop_duplicates: bool, mesh: &Mesh) -> Lanes {
 /// steps are in flight, and returns the results. These are the rows of every step, then those that stayed, in the order
 /// of the plan or of its deliveries. If some of them carry the residual stream, `carried` is what they need for it.
 ///
+/// `meanwhile` is called when all rows are on their way and before this rank waits for any; its result is returned
+/// beside the experts'. In backward, its adjoint runs while the gradients of these rows are on their way back.
+///
 /// # Errors
-/// Any error of a group's communicator.
-pub fn through_experts(
+/// Any error of a group's communicator; those of `meanwhile`.
+pub fn through_experts<T>(
     x: &Var,
     plan: &ExpertPlan,
     ExpertsOnTape { experts, weights }: ExpertsOnTape,
     carried: Option<&CarriedRows>,
     mesh: &Mesh,
-) -> Result<Vec<Var>, Error> {
+    meanwhile: impl FnOnce() -> Result<T, Error>,
+) -> Result<(Vec<Var>, T), Error> {
     let (group, lanes) = (&mesh.expert, &plan.plan.lanes);
     let rows = Outgoing::new(x, &plan.plan, &mesh.tensor);
     let arriving = dispatch(&rows, plan, group)?;
     let numbers = start_numbers(plan, carried, group)?;
     let visitors = start_visits(plan, weights, group)?;
+    let beside = meanwhile()?;
     let mut returning = Vec::with_capacity(plan.steps.len());
     for ((arrived, numbers), step) in arriving.into_iter().zip(numbers).zip(&plan.steps) {
         let (rows, delivery) = (arrived.finish()?, plan.delivery(returning.len()));
@@ -347,7 +352,7 @@ pub fn through_experts(
     };
     let mut home = returning.into_iter().map(Underway::finish).collect::<Result<Vec<_>, _>>()?;
     home.extend(stayed);
-    Ok(home)
+    Ok((home, beside))
 }
 
 /// For each step, starts to send what its carrying rows need besides, if any may carry.

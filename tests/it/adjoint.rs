@@ -171,14 +171,8 @@ impl Parameters for Matrices {
 
 /// All of a plan: the way there, the experts, the way back.
 pub(crate) fn through(x: &Var, matrices: &Var, plan: &ExpertPlan, mesh: &Mesh) -> Var {
-    let home = through_experts(
-        x,
-        plan,
-        ExpertsOnTape { experts: &Matrices, weights: std::slice::from_ref(matrices) },
-        None,
-        mesh,
-    )
-    .unwrap();
+    let experts = ExpertsOnTape { experts: &Matrices, weights: std::slice::from_ref(matrices) };
+    let (home, ()) = through_experts(x, plan, experts, None, mesh, || Ok(())).unwrap();
     Var::concat_rows(home)
 }
 

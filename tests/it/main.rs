@@ -8,6 +8,7 @@ mod adjoint;
 mod auxiliary;
 mod backends;
 mod bench;
+mod beside;
 mod bf16;
 mod carrying;
 mod chat;

@@ -209,7 +209,7 @@ fn before_the_first_step_a_process_that_waits_for_its_disk_is_named() {
     let begun = Instant::now();
     let results = on_patient_processes(timeout, mailbox::lanes(4), |number, process| {
         let mut process = process.unwrap();
-        process.wait_for_disks(Duration::from_millis(500));
+        process.wait_for_disks(Duration::from_millis(500), |why| panic!("there are others: {why}"));
         let worked = process.in_turn(|| {
             // Its thread does not run meanwhile.
             thread::sleep(Duration::from_secs(if number == 1 { 3 } else { 0 }));

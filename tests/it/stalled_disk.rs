@@ -73,3 +73,36 @@ fn a_disk_that_is_slow_to_read_is_waited_for() {
     assert!(begun.elapsed() > Duration::from_secs(2), "it was not slow: {:?}", begun.elapsed());
     assert_eq!(shop.series("runs/tiny", "step").len(), 6);
 }
+
+/// Before the first step nothing can be put off: a run that is blocked in one operation ends, and says for whom.
+#[test]
+fn a_disk_that_hangs_before_the_first_step_ends_the_run() {
+    let shop = Workshop::new();
+    shop.succeeds(&format!("train {RECIPE} {OPTIONS} --set train.steps=4"));
+    let why = "its file system has not answered for 2 s (train.checkpoint_timeout_s)";
+    for (thread, call, options, who) in [
+        // Of the recipe's threads: the program's own, which makes folders, and those of ranks, which read the checkpoint.
+        ("guildhall", "mkdir", "--set train.steps=4 --set run.dir=other", "error: its"),
+        ("rank 1", "pread64", "--set train.steps=6 --resume", "error: rank 1: its"),
+    ] {
+        let disk = Disk::new(&shop);
+        let hanging = disk.hangs(thread, call);
+        trained(&shop, &disk, options, || {}).failed(1, &[who, why]);
+        drop(hanging.end());
+    }
+    assert_eq!(damage(&shop.checkpoint("runs/tiny", 4)), None);
+}
+
+/// So does a command that reads a checkpoint to use it.
+#[test]
+fn a_disk_that_hangs_ends_an_evaluation() {
+    let shop = Workshop::new();
+    shop.succeeds(&format!("train {RECIPE} {OPTIONS} --set train.steps=4"));
+    let disk = Disk::new(&shop);
+    let _hanging = disk.hangs("rank 1", "pread64");
+    let setting = disk.setting();
+    let run = shop.start_shell(&format!("{setting} exec {PROGRAM} evaluate runs/tiny/checkpoints/latest 2>log"));
+    let ended = run.wait();
+    let finished = Finished { err: shop.read("log"), ..ended };
+    finished.failed(1, &["error: rank 1: its file system has not answered for 2 s"]);
+}
