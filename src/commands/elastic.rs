@@ -21,7 +21,7 @@ pub(super) fn fitted(process: &Process, loaded: Loaded, arguments: &TrainArgs) -
         return Ok(loaded);
     }
     let config = &loaded.config;
-    process.same("recipes", &config.to_toml())?;
+    process.same_lines("recipes", &config.to_toml())?;
     if !config.train.elastic {
         return Ok(loaded);
     }

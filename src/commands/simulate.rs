@@ -273,7 +273,10 @@ fn tell(arguments: &SimulateArgs, found: &Schedules) {
     again.extend(arguments.overrides.set.iter().map(|set| format!("--set {}", word(set))));
     again.extend(arguments.inject.iter().map(|name| format!("--inject {name}")));
     say(&format!("again    {} --seed {}", again.join(" "), bad[0].0));
-    let commit = option_env!("GUILDHALL_COMMIT").map_or(String::new(), |commit| format!(", commit {commit}"));
+    let commit = option_env!("GUILDHALL_COMMIT")
+        .map_or(" of an unknown commit (GUILDHALL_COMMIT was not set when it was built)".to_owned(), |commit| {
+            format!(", commit {commit}")
+        });
     say(&format!("by       guildhall {}{commit}: of another, a seed draws other schedules", env!("CARGO_PKG_VERSION")));
 }
 

@@ -73,7 +73,7 @@ pub fn conduct(
             say(text)
         }
     };
-    process.same("recipes", &loaded.config.to_toml())?;
+    process.same_lines("recipes", &loaded.config.to_toml())?;
     process.wait_for_disks(Duration::from_secs(loaded.config.train.checkpoint_timeout_s), super::give_up);
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let shared = Config { parallel: process.with_threads(&loaded.config.parallel), ..loaded.config.clone() };
@@ -81,7 +81,7 @@ pub fn conduct(
     // The folder first: that it is in use should not take the preparation of a corpus to find out.
     let job = process.agree(|| Job::open(loaded.config, resume, leads, &say).map_err(CommandFailure::request))?;
     process.same(&format!("contents of run.dir = {}", job.config.run.dir.display()), &job.mark)?;
-    process.same("states to start from (--resume, checkpoints, train.init)", &job.origin())?;
+    process.same_lines("states to start from (--resume, checkpoints, train.init)", &job.origin())?;
     let data = process.agree(|| open_data(&job.config, speaks, &say))?;
     let contents = Split::ALL.map(|split| data.corpus.split(split).content());
     process.same("training data", &contents.join(" "))?;

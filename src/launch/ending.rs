@@ -50,8 +50,10 @@ pub(super) enum Ending<K> {
         is_consequence: bool,
         text: String,
     },
-    /// It did not say, for this reason.
+    /// It is gone, for this reason.
     Lost(String),
+    /// It has not said so for this long.
+    Silent(String),
 }
 
 /// What stands before the text: short, so that no length of the text can cut it.
@@ -79,7 +81,7 @@ impl<K: Serialize + DeserializeOwned> Ending<K> {
 
     pub(super) fn words(&self) -> String {
         let (head, text) = match self {
-            Ending::Lost(text) => {
+            Ending::Lost(text) | Ending::Silent(text) => {
                 (serde_json::to_string(&Opening::<K>::Failed { kind: None, is_consequence: false }), text.as_str())
             }
             Ending::Done => (serde_json::to_string(&Opening::<K>::Done), ""),
@@ -104,10 +106,12 @@ impl<K: Serialize + DeserializeOwned> Ending<K> {
     }
 }
 
-/// What all processes make of the endings of all ranks, in rank order: of failures that no other caused the first, else any.
-/// Of a rank that is lost, others tell where it was missed.
+/// What all processes make of the endings of all ranks, in rank order: of failures that no other caused the first, else of
+/// ranks that said nothing the first, which may only be busy, else any. Of a rank that is lost, others tell where it was
+/// missed.
 pub(super) fn verdict<K>(endings: Vec<(usize, Ending<K>)>) -> Option<RunFailure<K>> {
     let mut failures: Vec<(bool, bool, RunFailure<K>)> = Vec::new();
+    let mut silent = Vec::new();
     for (rank, ending) in endings {
         match ending {
             Ending::Done => {}
@@ -115,7 +119,11 @@ pub(super) fn verdict<K>(endings: Vec<(usize, Ending<K>)>) -> Option<RunFailure<
                 failures.push((is_consequence, false, RunFailure { rank, kind, text }));
             }
             Ending::Lost(text) => failures.push((false, true, RunFailure { rank, kind: None, text })),
+            Ending::Silent(text) => silent.push((false, true, RunFailure { rank, kind: None, text })),
         }
+    }
+    if failures.iter().all(|(is_consequence, ..)| *is_consequence) {
+        failures.extend(silent);
     }
     let missed = failures.iter().find(|(_, is_lost, _)| !is_lost);
     let missed = missed.map(|(.., failure)| format!("\n  missed by rank {}: {}", failure.rank, failure.text));
@@ -181,6 +189,20 @@ mod tests {
         assert_eq!(of(vec![failed(Some(1), true, ""), Ending::Done, failed(Some(2), false, "")]), Some((2, Some(2))));
         assert_eq!(of(vec![Ending::Done, failed(Some(1), true, "")]), Some((1, Some(1))));
         assert_eq!(of(vec![failed(Some(1), true, ""), failed(None, false, "")]), Some((1, None)));
+    }
+
+    /// A rank that says nothing may be busy: it is blamed if nobody has another cause.
+    #[test]
+    fn who_says_nothing_is_blamed_last() {
+        let silent = || Ending::Silent("rank 0 did not say".to_owned());
+        let of = |endings: Vec<Ending<u32>>| {
+            verdict(endings.into_iter().enumerate().collect()).map(|verdict| (verdict.rank, verdict.text)).unwrap()
+        };
+        let missed = |is_consequence| failed(Some(1), is_consequence, "step 7: no answer from rank 2");
+        assert_eq!(of(vec![silent(), missed(false)]), (1, "step 7: no answer from rank 2".to_owned()));
+        let (rank, text) = of(vec![silent(), missed(true)]);
+        assert_eq!((rank, &text[..]), (0, "rank 0 did not say\n  missed by rank 1: step 7: no answer from rank 2"));
+        assert_eq!(of(vec![silent(), Ending::Done]), (0, "rank 0 did not say".to_owned()));
     }
 
     #[test]

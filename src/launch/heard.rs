@@ -9,6 +9,14 @@ use guildhall_comm::control::{ControlLane, Received, Signal};
 /// What a process says while others wait for it. It stops when the process does, or waits for its disk.
 pub(super) const PULSE: &str = "still at it";
 
+/// Why a rank's words do not come.
+#[derive(Debug, PartialEq)]
+pub(super) enum Unheard {
+    Gone(String),
+    /// It has said nothing until the time that was set.
+    Silent,
+}
+
 /// What other ranks have said and has not been asked for yet.
 #[derive(Default)]
 pub(super) struct Heard {

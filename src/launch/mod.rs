@@ -10,6 +10,7 @@
 
 mod backend;
 mod carriers;
+mod contents;
 mod ending;
 mod heard;
 mod join;

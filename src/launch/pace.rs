@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn a_rank_that_fails_or_panics_ends_all() {
         let begun = Instant::now();
-        let failed = ended(|| Err(Error::Aborted { by: 1, reason: "as planned".to_owned() }));
+        let failed = ended(|| Err(Error::aborted(1, "as planned")));
         let panicked = ended(|| panic!("as planned"));
         for all in [failed, panicked] {
             assert!(all.iter().all(|end| end.as_ref().is_err_and(|told| told.contains("as planned"))), "{all:?}");

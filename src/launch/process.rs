@@ -12,11 +12,10 @@ use guildhall_comm::control::{ControlLane, Received, Signal, mailbox};
 use guildhall_comm::threads::{self, Options};
 use guildhall_comm::{Clock, Communicator, DeviceTrouble, Failure, SystemClock};
 use guildhall_tensor::{Blocking, DeviceFailure, on_device};
-use sha2::{Digest, Sha256};
 
 use super::carriers::{DevicePath, between_processes, told, within_a_process};
 use super::ending::{Ending, verdict};
-use super::heard::{Heard, PULSE};
+use super::heard::{Heard, PULSE, Unheard};
 use super::node::{RankPlace, places_on};
 use super::standstill::{DiskPatience, ThreadWatch};
 use super::{GiveUp, Rank, Refusal, RunFailure, Tellable, in_pool, rank_of, share_of_cores};
@@ -24,6 +23,9 @@ use crate::parallel::{self, Nodes};
 
 /// So often in a timeout a process says that it lives, while others wait for it.
 const PULSES: u32 = 4;
+
+/// So long at most others are waited for once a rank is known to have failed: they have been told.
+const LAST_WORDS: Duration = Duration::from_secs(30);
 
 /// One rank of this process: the data of its world, and a lane to all ranks that is used for nothing else.
 pub struct Member {
@@ -91,11 +93,7 @@ impl Process {
     fn met(self, config: &parallel::Config) -> Result<Process, Refusal> {
         let mut process = self;
         let here = RankPlace::here(told(config));
-        process.tell_all(&here.told());
-        let mut places = vec![here.clone(); process.members[0].world.size()];
-        for rank in process.others() {
-            places[rank] = RankPlace::of(&process.hear(rank, None).map_err(Process::lost)?);
-        }
+        let places: Vec<RankPlace> = process.of_all(&here.told())?.values().map(|told| RankPlace::of(told)).collect();
         process.settle(&here, &places);
         process.places = places_on(&places.iter().map(|place| place.node.as_str()).collect::<Vec<_>>());
         let carriers = process.places.iter().zip(&places).map(|(place, told)| (*place, told.carriers.as_str()));
@@ -232,27 +230,15 @@ impl Process {
         })
     }
 
-    /// Refuses to go on where processes have read different things: `what` with this `content`. Collective over the
-    /// processes.
+    /// What each rank's process has told. Collective over the processes.
     ///
     /// # Errors
-    /// The rank of a process that has read another; a process that ended meanwhile.
-    pub fn same(&self, what: &str, content: &str) -> Result<(), Refusal> {
-        // Of content of any length: longer words than a lane carries are cut.
-        let digest = format!("{:x?}", Sha256::digest(content));
-        self.tell_all(&digest);
-        for rank in self.others() {
-            if self.hear(rank, None).map_err(Process::lost)? != digest {
-                let own = self.members[0].world.rank();
-                let text = format!(
-                    "ranks {} and {} have read different {what}: all processes of a run must find the same files",
-                    own.min(rank),
-                    own.max(rank)
-                );
-                return Err(Refusal { is_request: true, text });
-            }
-        }
-        Ok(())
+    /// A process that ended meanwhile.
+    pub(super) fn of_all(&self, words: &str) -> Result<BTreeMap<usize, String>, Refusal> {
+        self.tell_all(words);
+        let own = self.members.iter().map(|member| Ok((member.world.rank(), words.to_owned())));
+        let others = self.others().into_iter().map(|rank| Ok((rank, self.hear(rank, None).map_err(Process::lost)?)));
+        own.chain(others).collect()
     }
 
     /// Runs `f` on the ranks of this process and returns their results in rank order when all ranks of the run have ended.
@@ -273,10 +259,18 @@ impl Process {
             endings.insert(member.world.rank(), ending);
         }
         // Another may still be in its last collective, wait there for the timeout, and then tell for whom.
-        let until = self.clock.now().saturating_add(2 * self.timeout);
+        let now = || self.clock.now();
+        let (mut is_failed, mut until) = (false, now().saturating_add(2 * self.timeout));
         for rank in self.others() {
-            let words = self.hear(rank, Some(until));
-            endings.insert(rank, words.map_or_else(Ending::Lost, |words| Ending::from_words(&words)));
+            if !is_failed && endings.values().any(|ending| !matches!(ending, Ending::Done)) {
+                (is_failed, until) = (true, now().saturating_add(self.timeout.min(LAST_WORDS)));
+            }
+            let ending = match self.hear(rank, Some(until)) {
+                Ok(words) => Ending::from_words(&words),
+                Err(Unheard::Gone(why)) => Ending::Lost(why),
+                Err(Unheard::Silent) => Ending::Silent(format!("rank {rank} did not say in time how it ended")),
+            };
+            endings.insert(rank, ending);
         }
         match verdict(endings.into_iter().collect()) {
             Some(verdict) => Err(verdict),
@@ -340,7 +334,7 @@ impl Process {
 
     /// The next that `rank` says, or why it does not. Before the first step (without `until`) that is the failure of any
     /// process, or a silence of the timeout, of which the others are told; later its own end, or a silence until then.
-    fn hear(&self, rank: usize, until: Option<Duration>) -> Result<String, String> {
+    fn hear(&self, rank: usize, until: Option<Duration>) -> Result<String, Unheard> {
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         let (lane, since) = (&self.members[0].lane, self.clock.now());
         loop {
@@ -351,7 +345,7 @@ impl Process {
                 // Who left may have done so because another failed.
                 let cause = heard.failed.unwrap_or(rank);
                 if let Some(why) = heard.lost.get(&cause) {
-                    return Err(why.clone());
+                    return Err(Unheard::Gone(why.clone()));
                 }
             }
             let last = heard.last.get(&rank).map_or(since, |last| since.max(*last));
@@ -367,15 +361,14 @@ impl Process {
                     let signal = Signal::Failed { rank, reason, site: None };
                     heard.learn(Received { from: lane.rank(), signal }, lane, self.clock.now());
                 }
-                (None, Some(_)) => {
-                    let waited = 2 * self.timeout.as_secs();
-                    return Err(format!("rank {rank} did not say within {waited} s of the run's end how it ended"));
-                }
+                (None, Some(_)) => return Err(Unheard::Silent),
             }
         }
     }
 
-    fn lost(text: String) -> Refusal {
+    /// Before the first step a rank that is silent is gone.
+    fn lost(unheard: Unheard) -> Refusal {
+        let Unheard::Gone(text) = unheard else { unreachable!("nobody is waited for until a time") };
         Refusal { is_request: false, text }
     }
 }

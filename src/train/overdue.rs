@@ -5,8 +5,9 @@ use std::path::Path;
 use crate::checkpoint;
 
 /// Steps after a checkpoint that could not be written until the next is tried: a disk may have been cleared by then. After each
-/// that fails they are twice as many, so that a disk which stays as it is does not fill the log.
+/// that fails they are twice as many, so that a disk which stays as it is does not fill the log, up to a limit.
 const AGAIN_AFTER: u64 = 10;
+const AGAIN_AFTER_MAX: u64 = 640;
 
 /// A checkpoint that is still to be written, because the last could not.
 #[derive(Clone, Copy)]
@@ -23,7 +24,7 @@ impl Overdue {
     /// That of `step` could not be written, as is known at step `now`; nor could those of `earlier`.
     pub(super) fn after(earlier: Option<Overdue>, step: u64, now: u64) -> Overdue {
         let (since, pause) =
-            earlier.map_or((step, AGAIN_AFTER), |overdue| (overdue.since, overdue.pause.saturating_mul(2)));
+            earlier.map_or((step, AGAIN_AFTER), |overdue| (overdue.since, (2 * overdue.pause).min(AGAIN_AFTER_MAX)));
         Overdue { since, again: now.saturating_add(pause), pause }
     }
 
@@ -57,7 +58,10 @@ mod tests {
 
     /// Also where a disk stays full through hundreds of checkpoints.
     #[test]
-    fn pauses_grow_and_never_overflow() {
+    fn pauses_grow_to_a_limit() {
+        // A pause begins when it is known that a checkpoint was not written.
+        let late = Overdue::after(None, 5, 9);
+        assert!(late.is_due(19) && !late.is_due(18));
         let mut overdue = Overdue::after(None, 5, 5);
         assert!(overdue.is_due(15) && !overdue.is_due(14));
         overdue = Overdue::after(Some(overdue), 15, 15);
@@ -65,7 +69,8 @@ mod tests {
         for step in 36..236 {
             overdue = Overdue::after(Some(overdue), step, step);
         }
-        assert!(!overdue.is_due(u64::MAX - 1));
+        assert!(overdue.is_due(235 + AGAIN_AFTER_MAX) && !overdue.is_due(234 + AGAIN_AFTER_MAX));
+        assert!(!Overdue::after(Some(overdue), 5, u64::MAX - 5).is_due(u64::MAX - 6), "nothing overflows");
         assert!(overdue.is_made_up(240).contains("since step 5"));
     }
 }

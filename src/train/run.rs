@@ -182,7 +182,7 @@ impl<'a> Loop<'a> {
         while self.reached.step < train.steps && !stops {
             let step = self.reached.step + 1;
             let taken = Error::or_of_device(&self.rank.clone(), || self.step(interrupted));
-            stops = taken.map_err(|error| error.at(step, None))?;
+            stops = taken.map_err(within(step, "between steps"))?;
         }
         let status = if self.reached.step < train.steps { Status::Interrupted } else { Status::Done };
         let last = self.reached.step;

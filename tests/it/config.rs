@@ -1379,3 +1379,20 @@ fn files_of_state_are_in_the_run_unless_told_otherwise() {
     check_set("memory.offload_dir=\"x\"", &["nothing uses it", "only memory.offload = \"file\""]);
     check_set("memory.offload=\"disk\"", &["host"]);
 }
+
+/// A launcher says how many ranks there are where the recipe does not, or training is elastic; what was typed stands.
+#[test]
+fn a_launchers_processes_are_ranks_unless_a_number_was_typed() {
+    let folder = TempDir::new().unwrap();
+    let (recipe, silent) = (folder.path().join("told.toml"), folder.path().join("silent.toml"));
+    fs::write(&recipe, RECIPE).unwrap();
+    fs::write(&silent, RECIPE.replace("ranks = 4\n", "")).unwrap();
+    let elastic = ["train.elastic=true".to_owned()];
+    let ranks = |recipe: &PathBuf, set: &[String], typed| {
+        config::load_launched(recipe, set, typed, Some(2)).unwrap().config.parallel.ranks
+    };
+    assert_eq!(ranks(&silent, &[], None), 2);
+    assert_eq!(ranks(&recipe, &[], None), 4);
+    assert_eq!(ranks(&recipe, &elastic, None), 2);
+    assert_eq!(ranks(&recipe, &elastic, Some(4)), 4);
+}

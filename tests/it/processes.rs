@@ -376,7 +376,7 @@ fn processes_start_from_the_same_state_or_not_at_all() {
     });
     for end in ends {
         let Err(CommandFailure::Request(error)) = end else { panic!("{end:?}") };
-        assert!(error.to_string().contains("have read different states to start from"), "{error}");
+        assert!(error.to_string().contains("rank 2 has read other states to start from"), "{error}");
     }
     assert!(shop.tensors("parts", 3) == before, "the earlier run is where it was");
 }

@@ -141,6 +141,7 @@ fn wrong(command: &str) -> Option<String> {
             let found = ["crates/comm", "crates/tensor"].map(|part| root().join(part).join(format!("tests/{name}.rs")));
             (!found.iter().any(|path| path.is_file())).then(|| format!("no test {name}"))
         }
+        ["mpirun", "-n", _, "guildhall", "train", ..] => wrong(&words[3..].join(" ")),
         ["guildhall", verb, ..] => unknown_option(verb, &words).or_else(|| match verb {
             "train" | "plan" => refused(command.strip_prefix("guildhall ").unwrap()),
             "verify" => refused(&format!("verify {}", words[2])).or_else(|| unknown_bug(&words)),
@@ -164,7 +165,8 @@ fn unknown_option(verb: &str, words: &[&str]) -> Option<String> {
 fn refused(arguments: &str) -> Option<String> {
     let (_, recipe) = arguments.split_once(' ')?;
     let device = if recipe.contains("--device") { "" } else { " --device h100" };
-    let script = format!("\"$GUILDHALL\" plan {}{device}", recipe.replace(" --resume", ""));
+    let script =
+        format!("\"$GUILDHALL\" plan {}{device}", recipe.replace(" --resume", "").replace(" --restarts 3", ""));
     let mut plan = Command::new("sh");
     plan.args(["-c", &script]).env("GUILDHALL", PROGRAM).current_dir(root());
     let Finished { code, err: said, .. } = ended(plan);

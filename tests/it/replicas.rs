@@ -122,13 +122,15 @@ fn a_flipped_bit_is_found_in_a_routers_bias() {
 fn a_run_whose_memory_is_changed_ends_and_says_where() {
     let shop = Workshop::new();
     let values = kept_values(&shop);
-    // After every step, or before a checkpoint alone: here that of a run that is stopped.
-    for every in ["", "--set train.check_replicas_every=1000000"] {
+    // After every step, or before a checkpoint alone: that of a run that is stopped, and one that is due.
+    let before_checkpoints = "--set train.check_replicas_every=1000000";
+    let due = format!("{before_checkpoints} --set train.checkpoint_every=500");
+    for every in ["", before_checkpoints, &due] {
         let running = shop.start(&format!("train {RECIPE} --ranks 2 {COMPARED} {every}"));
         wait_until("steps", || shop.metrics(RUN).len() > 2);
         let places = flip_in_memory(&running.pid(), &values);
         assert!(places >= 2, "two ranks have {places} copies");
-        if !every.is_empty() {
+        if every == before_checkpoints {
             running.signal("INT");
         }
         let finished = running.wait();
@@ -153,5 +155,8 @@ fn a_run_compares_its_copies() {
     shop.fails(&alone, 2, &["train.check_replicas_every", "one rank has no other's copies"]);
     let said = Divergence { weight: "w".to_owned(), ranks: vec![vec![0, 2, 3], vec![1]] }.at(7).to_string();
     assert!(said.contains("step 7: the copies of w differ, that of rank 1 is not that of ranks 0, 2, 3"), "{said}");
+    // Two of four are no majority.
+    let said = Divergence { weight: "w".to_owned(), ranks: vec![vec![0, 1], vec![2], vec![3]] }.at(7).to_string();
+    assert!(said.contains("those of ranks 0, 1 and rank 2 and rank 3 are not the same"), "{said}");
     shop.fails(&format!("train {RECIPE} --set train.check_replicas_every=-1"), 2, &["train.check_replicas_every"]);
 }

@@ -4,6 +4,7 @@
 #[path = "../shared/mod.rs"]
 mod shared;
 
+mod clocks;
 mod network;
 mod refusals;
 mod storage;
@@ -416,9 +417,12 @@ fn a_rank_that_stands_still_is_named() {
     finished.failed(1, &told);
     // Of a step, the layer or what comes behind all layers.
     let place = finished.err.split("error: step ").nth(1).and_then(|told| told.split(": ").next()).expect("a step");
-    let parts = ["layer ", "head", "embedding", "gradients", "update", "evaluation", "checkpoint"];
+    let parts = ["layer ", "head", "embedding", "gradients", "update", "between steps", "evaluation", "checkpoint"];
     let (step, part) = place.split_once(", ").unwrap_or_else(|| panic!("no part: {}", finished.err));
-    assert!(step.parse::<u64>().is_ok() && parts.iter().any(|known| part.starts_with(known)), "{place}");
+    assert!(parts.iter().any(|known| part.starts_with(known)), "{place}");
+    // The one that follows those that are recorded, or the last of them, of which a checkpoint is written.
+    let (step, recorded) = (step.parse::<usize>().unwrap(), shop.metrics("still").len());
+    assert_eq!(step, recorded + usize::from(!part.starts_with("checkpoint")), "{place}");
     assert_eq!(processes("still"), Vec::<String>::new(), "nobody is left");
 }
 
@@ -455,7 +459,12 @@ fn a_process_that_never_starts_is_not_waited_for() {
 fn without_a_launchers_help_all_others_name_who_is_lost() {
     let shop = Workshop::new();
     let Some(mca) = without_help(&shop) else { return skipped("the launcher ends others when a rank is lost") };
-    let lost = [("STOP", 0, "for rank(s) [0]"), ("STOP", 2, "for rank(s) [2]"), ("KILL", 1, "missed by rank ")];
+    // Of a rank that is killed all may have come to the operation that its death ends.
+    let lost = [
+        ("STOP", 0, "s for rank(s) [0] (rank 0 "),
+        ("STOP", 2, "s for rank(s) [2] (rank 2 "),
+        ("KILL", 1, "missed by rank "),
+    ];
     for (signal, victim, missed) in lost {
         let run = format!("alone-{signal}{victim}");
         let folder = shop.path(&run);
@@ -469,8 +478,8 @@ fn without_a_launchers_help_all_others_name_who_is_lost() {
         let is_left = |pid: &String| *pid == victims[victim] && signal == "STOP";
         let since = Instant::now();
         wait_until("the end of the others", || processes(&run).iter().all(is_left));
-        // Ranks say how they have ended for two timeouts more.
-        assert!(since.elapsed() < Duration::from_secs(20), "it took {:?}", since.elapsed());
+        // Ranks wait for the timeout, and for last words for another.
+        assert!(since.elapsed() < Duration::from_secs(12), "it took {:?}", since.elapsed());
         if signal == "STOP" {
             send_signal("KILL", &victims[victim]);
         }
@@ -481,6 +490,11 @@ fn without_a_launchers_help_all_others_name_who_is_lost() {
             let told: String = told.collect();
             let parts = [&format!("rank {victim} "), "step ", missed];
             assert!(parts.iter().all(|part| told.contains(*part)), "{run}, rank {rank}: {}", finished.err);
+            let place = told.split("step ").nth(1).and_then(|told| told.split(": ").next()).unwrap_or_default();
+            assert!(place.contains(", "), "no part of the step: {told}");
+            let met = ["communicator '", "heard of in "].iter().any(|part| told.contains(part));
+            let who = ["had come to it", "to which all had come", " failed: "].iter().any(|part| told.contains(part));
+            assert!(met && who, "the operation, and who had come to it: {told}");
         }
     }
 }

@@ -35,6 +35,7 @@ pub enum Error {
         operation: String,
         site: &'static Location<'static>,
         waited: Duration,
+        /// Ranks of the world: those that have not come, or for whom they wait elsewhere, where ranks tell each other.
         missing: Vec<usize>,
         attendance: Box<Attendance>,
     },
@@ -44,8 +45,16 @@ pub enum Error {
     Transport { communicator: String, operation: String, site: &'static Location<'static>, detail: String },
 
     /// Some rank failed, or asked everybody to stop.
-    #[error("rank {by} aborted the world: {reason}; look for the first error of rank {by}")]
-    Aborted { by: usize, reason: String },
+    #[error(
+        "rank {by} aborted the world: {reason}{}; look for the first error of rank {by}",
+        interrupted.as_ref().map_or_else(String::new, |it| format!(" ({it})"))
+    )]
+    Aborted {
+        by: usize,
+        reason: String,
+        /// What this rank was in when it heard of it, where ranks tell each other ([`crate::wrap::Agreement`]).
+        interrupted: Option<Box<Interruption>>,
+    },
 
     /// The request contradicts itself; noticed by the rank that made it.
     #[error("rank {rank}: bad request {operation} at {site}: {detail}")]
@@ -61,6 +70,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// Rank `by` ended the world.
+    pub fn aborted(by: usize, reason: impl Into<String>) -> Error {
+        Error::Aborted { by, reason: reason.into(), interrupted: None }
+    }
+
     /// The line whose operation failed, where one is to blame.
     pub(crate) fn site(&self) -> Option<CallSite> {
         match self {
@@ -77,8 +91,22 @@ impl Error {
 pub struct Attendance {
     /// Ranks of the world that have come to the operation.
     pub arrived: Vec<usize>,
-    /// Where each missing rank was last, and those that it waits for, where ranks tell each other ([`crate::wrap::Agreement`]).
+    /// Where each rank that has not come was last, and those that it waits for, where ranks tell each other
+    /// ([`crate::wrap::Agreement`]); first who waits for nobody.
     pub last: Vec<LastSeen>,
+}
+
+/// An operation that the end of the world interrupted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interruption {
+    pub communicator: String,
+    /// The operation with its kinds and counts, as text.
+    pub operation: String,
+    /// The line that asked for it.
+    pub site: &'static Location<'static>,
+    /// Ranks of the world that had not come to it.
+    pub missing: Vec<usize>,
+    pub attendance: Attendance,
 }
 
 /// One side of a disagreement.
@@ -116,6 +144,17 @@ impl fmt::Display for Attendance {
             write!(f, " ({})", texts.join("; "))?;
         }
         write!(f, ", and {:?} had come to it", self.arrived)
+    }
+}
+
+impl fmt::Display for Interruption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Interruption { communicator, operation, site, missing, attendance } = self;
+        write!(f, "heard of in {operation} at {site} of communicator '{communicator}', ")?;
+        match missing.as_slice() {
+            [] => write!(f, "to which all had come"),
+            missing => write!(f, "which lacked rank(s) {missing:?}{attendance}"),
+        }
     }
 }
 

@@ -60,7 +60,7 @@ use std::sync::Arc;
 pub use bell::{Bell, Sleeper};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use device::{DeviceBuffer, DeviceCarrier, DeviceCarriers, DeviceParcel};
-pub use error::{Attendance, Error, LastSeen, Party};
+pub use error::{Attendance, Error, Interruption, LastSeen, Party};
 pub use failure::{DeviceTrouble, Failure};
 pub use half::bf16;
 pub use operation::{Collective, Completed, Operation, Reduce, Request, Summation};

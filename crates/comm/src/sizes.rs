@@ -101,7 +101,7 @@ impl SizesCommunicator {
 
     fn check_alive(&self) -> Result<(), Error> {
         let reason = self.absent.aborted.get().cloned();
-        reason.map_or(Ok(()), |reason| Err(Error::Aborted { by: self.rank, reason }))
+        reason.map_or(Ok(()), |reason| Err(Error::aborted(self.rank, reason)))
     }
 
     fn view(&self) -> GroupView<'_> {

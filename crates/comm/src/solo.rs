@@ -27,7 +27,7 @@ impl Solo {
 
     fn check_alive(&self) -> Result<(), Error> {
         let reason = self.aborted.get().cloned();
-        reason.map_or(Ok(()), |reason| Err(Error::Aborted { by: 0, reason }))
+        reason.map_or(Ok(()), |reason| Err(Error::aborted(0, reason)))
     }
 
     /// The rank is its own peer in an all-to-all, so it can contradict itself.

@@ -175,7 +175,7 @@ fn a_rank_that_panics_is_named_to_its_peers(means: Means) {
         comm.barrier()
     });
     let told = |index: usize| match &results[index] {
-        Err(Failure::Returned(Error::Aborted { by: 1, reason })) => reason.contains("rank 1 panicked: out of luck"),
+        Err(Failure::Returned(Error::Aborted { by: 1, reason, .. })) => reason.contains("rank 1 panicked: out of luck"),
         _ => false,
     };
     assert!(told(0) && told(2), "{results:?}");
@@ -322,7 +322,7 @@ fn only_the_first_abort_is_kept(means: Means) {
     comms[0].barrier().expect_err("it has been aborted");
     comms[0].abort("second");
     let error = comms[0].barrier().unwrap_err();
-    assert!(matches!(&error, Error::Aborted { by: 1, reason } if reason == "first"), "{error}");
+    assert!(matches!(&error, Error::Aborted { by: 1, reason, .. } if reason == "first"), "{error}");
 }
 
 fn leaving_with_operations_in_flight_is_told_to_peers(means: Means) {

@@ -125,7 +125,7 @@ fn an_abort_ends_every_wait() {
         |comm| comm.abort("enough"),
         |comm| {
             let error = comm.barrier().expect_err("its peer never comes");
-            assert!(matches!(error, Error::Aborted { by: 0, reason } if reason == "enough"));
+            assert!(matches!(error, Error::Aborted { by: 0, reason, .. } if reason == "enough"));
         },
     );
 }
@@ -224,7 +224,7 @@ fn an_abort_ends_every_agreement() {
         |comm| comm.abort("enough"),
         |comm| {
             let error = comm.barrier().expect_err("its peer never comes");
-            assert!(matches!(error, Error::Aborted { by: 0, reason } if reason == "enough"));
+            assert!(matches!(error, Error::Aborted { by: 0, reason, .. } if reason == "enough"));
         },
     );
 }

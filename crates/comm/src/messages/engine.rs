@@ -202,7 +202,7 @@ impl<P: PointToPoint> MessageEngine<P> {
 
     pub(super) fn check(&self) -> Result<(), Error> {
         let ended = self.ended.get().cloned();
-        ended.map_or(Ok(()), |(by, reason)| Err(Error::Aborted { by, reason }))
+        ended.map_or(Ok(()), |(by, reason)| Err(Error::aborted(by, reason)))
     }
 
     /// Ends the world because of an error, which is returned.

@@ -238,7 +238,8 @@ mod tests {
         assert!(message.is_ok_and(|words| words.iter().all(|word| *word == u64::MAX / 255)));
         assert!(took > TIMEOUT + TIMEOUT / 2, "{took:?}");
         let (message, took) = awaited(PARTS / 4);
-        assert!(matches!(message, Err(Error::Timeout { .. })), "{message:?}");
+        let Err(Error::Timeout { missing, attendance, .. }) = message else { panic!("{message:?}") };
+        assert_eq!((missing, attendance.arrived), (vec![1], vec![0]));
         assert!(took < 3 * TIMEOUT, "{took:?}");
     }
 }

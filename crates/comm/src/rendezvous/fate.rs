@@ -68,7 +68,7 @@ impl Fate {
     /// What every operation gets once the world has been aborted.
     pub(crate) fn error(&self) -> Error {
         let (by, reason) = self.cause.get().expect("the cause is set before anybody is told of it").clone();
-        Error::Aborted { by, reason }
+        Error::aborted(by, reason)
     }
 
     /// Wakes sleeping ranks. To be called after the store they may be waiting for.

@@ -76,7 +76,7 @@ impl Carried {
         let communicator = self.inner.name().to_owned();
         match self.rank.ended.get() {
             // Whose it was is known where the world was ended.
-            Some(reason) => Error::Aborted { by: self.rank.number, reason: reason.clone() },
+            Some(reason) => Error::aborted(self.rank.number, reason.clone()),
             None => {
                 let detail = format!("rank {}: {detail}", self.rank.number);
                 Error::Transport { communicator, operation: operation.to_owned(), site, detail }

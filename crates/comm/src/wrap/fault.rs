@@ -64,7 +64,7 @@ impl Fault {
         if death.announced {
             self.inner.abort(&reason);
         }
-        Err(Error::Aborted { by: self.script.rank as usize, reason })
+        Err(Error::aborted(self.script.rank as usize, reason))
     }
 }
 

@@ -11,7 +11,7 @@ use super::hub::{Halt, Hub, Meeting};
 use crate::Communicator;
 use crate::control::{Arrival, Signal};
 use crate::digest::digest;
-use crate::error::{Attendance, Error, Party, left_in_flight};
+use crate::error::{Attendance, Error, Interruption, LastSeen, Party, left_in_flight};
 use crate::operation::{Completed, Operation, Request};
 use crate::pending::Pending;
 use crate::validate::validate;
@@ -101,7 +101,7 @@ impl Desk {
     /// call the communicator.
     pub(super) fn start(&self, request: Request, name: &str) -> Result<u64, Error> {
         let mut agenda = self.agenda();
-        let (announcement, index) = self.announce(&mut agenda, &request)?;
+        let (announcement, index) = self.announce(&mut agenda, &request, name)?;
         let open = match self.start {
             Begins::Agreed => Open::Announced(announcement, request),
             Begins::AtOnce => {
@@ -152,7 +152,7 @@ impl Desk {
         let mut agenda = self.agenda();
         // What thread ranks exchange to split, so that a disagreement is told in the same words.
         let wishes = Request::all_gather(vec![0u64; 2], vec![0u64; 2 * size], vec![2; size]);
-        let (announcement, index) = self.announce(&mut agenda, &wishes)?;
+        let (announcement, index) = self.announce(&mut agenda, &wishes, name)?;
         self.finish_before(&mut agenda, index, name)?;
         let split = self.agree(&announcement, name).and_then(|()| split().map_err(|error| self.told(error, name)));
         let split = split.map_err(|error| self.fail(&mut agenda, error))?;
@@ -169,11 +169,16 @@ impl Desk {
     }
 
     /// Tells the members what this rank has come to.
-    fn announce(&self, agenda: &mut Agenda, request: &Request) -> Result<(Announcement, u64), Error> {
-        self.hub.check()?;
+    fn announce(&self, agenda: &mut Agenda, request: &Request, name: &str) -> Result<(Announcement, u64), Error> {
+        let sequence = agenda.finished + agenda.open.len() as u64;
+        if let Err(error) = self.hub.check() {
+            let missing = self.hub.missing(self.meeting(sequence));
+            let last = self.hub.last_of(&missing);
+            self.interrupted((&request.operation.to_string(), request.site), missing, last, name);
+            return Err(self.hub.ended(error));
+        }
         let (rank, size) = (self.inner.rank(), self.members.len());
         validate(request, rank, size, self.hub.rank()).map_err(|error| self.fail(agenda, error))?;
-        let sequence = agenda.finished + agenda.open.len() as u64;
         let announcement = Announcement::of(request, (self.group, sequence), size);
         for (place, &member) in self.members.iter().enumerate().filter(|&(place, _)| place != rank) {
             self.hub.send(member, &Signal::Arrived(announcement.to(place)));
@@ -204,7 +209,15 @@ impl Desk {
             }
             Some(Open::Ahead(announcement, pending)) if !agenda.has_failed => {
                 let agreed = self.agree(&announcement, name);
-                let completed = agreed.and_then(|()| pending.wait().map_err(|error| self.told(error, name)));
+                let completed = agreed.and_then(|()| {
+                    pending.wait().map_err(|error| {
+                        if matches!(error, Error::Aborted { .. }) {
+                            let doing = (&announcement.arrival.operation[..], announcement.site);
+                            self.interrupted(doing, Vec::new(), Vec::new(), name);
+                        }
+                        self.told(error, name)
+                    })
+                });
                 completed.map_err(|error| self.fail(agenda, error))?
             }
             Some(Open::Failed(error)) => return Err(error),
@@ -221,6 +234,7 @@ impl Desk {
         match error {
             Error::Timeout { operation, site, waited, missing, mut attendance, .. } => {
                 attendance.last = self.hub.last_of(&missing);
+                let missing = waited_for(missing, &attendance.last);
                 Error::Timeout { communicator, operation, site, waited, missing, attendance }
             }
             Error::Transport { operation, site, detail, .. } => {
@@ -262,11 +276,13 @@ impl Desk {
     fn halted(&self, halt: Halt, announcement: &Announcement, name: &str) -> Error {
         let (operation, site) = (announcement.arrival.operation.clone(), announcement.site);
         match halt {
-            Halt::Failed(error) => error,
+            Halt::Failed { missing, last } => {
+                self.interrupted((&operation, site), missing, last, name);
+                self.hub.failure()
+            }
             Halt::TimedOut { waited, missing, last } => {
-                let arrived = self.members.iter().copied().filter(|rank| !missing.contains(rank)).collect();
-                let attendance = Box::new(Attendance { arrived, last });
-                let communicator = name.to_owned();
+                let attendance = Box::new(self.attendance(&missing, last));
+                let (communicator, missing) = (name.to_owned(), waited_for(missing, &attendance.last));
                 Error::Timeout { communicator, operation, site, waited, missing, attendance }
             }
             Halt::Left(last) => {
@@ -274,9 +290,28 @@ impl Desk {
                     "it has left the world ({last}), but communicator '{name}' needs it for {operation} at {site}; every \
                      rank must issue the same collectives in the same order"
                 );
-                Error::Aborted { by: last.rank, reason }
+                Error::aborted(last.rank, reason)
             }
         }
+    }
+
+    /// Notes in what this rank heard of the world's end, and who had not come to it.
+    fn interrupted(
+        &self,
+        (operation, site): (&str, &'static Location<'static>),
+        missing: Vec<usize>,
+        last: Vec<LastSeen>,
+        name: &str,
+    ) {
+        self.hub.interrupted(|| {
+            let (communicator, attendance) = (name.to_owned(), self.attendance(&missing, last));
+            Interruption { communicator, operation: operation.to_owned(), site, missing, attendance }
+        });
+    }
+
+    fn attendance(&self, missing: &[usize], last: Vec<LastSeen>) -> Attendance {
+        let arrived = self.members.iter().copied().filter(|rank| !missing.contains(rank)).collect();
+        Attendance { arrived, last }
     }
 
     /// Can these operations, of all ranks of the group, meet? In the order and in the words of the rendezvous.
@@ -302,6 +337,14 @@ impl Desk {
         }
         Ok(())
     }
+}
+
+/// Of ranks that have not come, and of those that they wait for, who waits for nobody: one that waits elsewhere for another
+/// is not to blame. All that have not come, if each waits for another.
+fn waited_for(missing: Vec<usize>, last: &[LastSeen]) -> Vec<usize> {
+    let mut to_blame: Vec<usize> = last.iter().filter(|seen| seen.waits_for.is_empty()).map(|seen| seen.rank).collect();
+    to_blame.sort_unstable();
+    if to_blame.is_empty() { missing } else { to_blame }
 }
 
 impl Drop for Desk {

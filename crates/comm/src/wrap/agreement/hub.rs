@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::Communicator;
 use crate::clock::{Clock, TELL_AFTER};
 use crate::control::{Arrival, ControlLane, Received, Signal};
-use crate::error::{Error, LastSeen};
+use crate::error::{Error, Interruption, LastSeen};
 use crate::operation::Collective;
 use crate::site::CallSite;
 
@@ -33,6 +33,8 @@ pub(super) struct Hub {
 pub(super) struct HubState {
     /// The first failure that this rank has heard of.
     cause: Option<WorldEnd>,
+    /// What this rank was in by then.
+    interrupted: Option<Box<Interruption>>,
     is_passed_on: bool,
     /// By group, rank of the world and place in the order of the group.
     arrivals: BTreeMap<(u64, usize, u64), Arrival>,
@@ -67,13 +69,10 @@ pub(super) struct Meeting<'a> {
 
 /// Why a wait ended without what it waited for.
 pub(super) enum Halt {
-    Failed(Error),
+    /// The world has ended. These ranks had not arrived.
+    Failed { missing: Vec<usize>, last: Vec<LastSeen> },
     /// These ranks have not arrived.
-    TimedOut {
-        waited: Duration,
-        missing: Vec<usize>,
-        last: Vec<LastSeen>,
-    },
+    TimedOut { waited: Duration, missing: Vec<usize>, last: Vec<LastSeen> },
     /// This rank has not arrived, and never will.
     Left(LastSeen),
 }
@@ -120,7 +119,7 @@ impl Hub {
 
     /// What every operation gets once the world has ended; `error` is what this rank met with.
     pub(super) fn ended(&self, error: Error) -> Error {
-        let Error::Aborted { by, reason } = error else {
+        let Error::Aborted { by, reason, .. } = error else {
             self.fail(&error.to_string(), error.site());
             return error;
         };
@@ -149,9 +148,22 @@ impl Hub {
         failed.map_or(Ok(()), |error| Err(self.ended(error)))
     }
 
+    /// Notes in what operation this rank heard of the world's end, if it is the first.
+    pub(super) fn interrupted(&self, interruption: impl FnOnce() -> Interruption) {
+        let mut known = self.known();
+        if known.interrupted.is_none() {
+            known.interrupted = Some(Box::new(interruption()));
+        }
+    }
+
     /// The failure that this rank met with, or heard of, before.
     pub(super) fn failure(&self) -> Error {
         self.known().failure().expect("a failure is noted before an operation fails by it")
+    }
+
+    /// The members that have not arrived, as far as has been received.
+    pub(super) fn missing(&self, meeting: Meeting<'_>) -> Vec<usize> {
+        self.known().missing(meeting)
     }
 
     /// Whether all members have arrived, as far as has been received.
@@ -189,7 +201,7 @@ impl Hub {
         meeting.others.iter().map(|&rank| take(rank).expect("it has been seen to arrive")).collect()
     }
 
-    /// Where these ranks were when they were last heard of.
+    /// Where these ranks were when they were last heard of, and those that they wait for; first who waits for nobody.
     pub(super) fn last_of(&self, ranks: &[usize]) -> Vec<LastSeen> {
         self.known().last_of(ranks.iter().copied())
     }
@@ -237,7 +249,11 @@ impl HubState {
     }
 
     fn failure(&self) -> Option<Error> {
-        self.cause.as_ref().map(|cause| Error::Aborted { by: cause.rank, reason: cause.reason.clone() })
+        self.cause.as_ref().map(|WorldEnd { rank, reason, .. }| Error::Aborted {
+            by: *rank,
+            reason: reason.clone(),
+            interrupted: self.interrupted.clone(),
+        })
     }
 
     fn missing(&self, meeting: Meeting<'_>) -> Vec<usize> {
@@ -251,14 +267,15 @@ impl HubState {
         if missing.is_empty() {
             return Some(Ok(()));
         }
-        if let Some(error) = self.failure() {
-            return Some(Err(Halt::Failed(error)));
+        if self.cause.is_some() {
+            let last = self.last_of(missing.iter().copied());
+            return Some(Err(Halt::Failed { missing, last }));
         }
         let gone = missing.into_iter().find(|&rank| self.ranks[rank].has_left);
         gone.map(|rank| Err(Halt::Left(self.last_of([rank]).remove(0))))
     }
 
-    /// Of these ranks, and of those that they wait for in turn.
+    /// Of these ranks, and of those that they wait for in turn; first who waits for nobody.
     fn last_of(&self, ranks: impl IntoIterator<Item = usize>) -> Vec<LastSeen> {
         let mut all: Vec<usize> = ranks.into_iter().collect();
         let mut seen = Vec::new();
@@ -268,6 +285,7 @@ impl HubState {
             all.extend(unknown.into_iter().filter(|&other| other < self.ranks.len()));
             seen.push(LastSeen { rank, at: last.clone(), waits_for: waits_for.clone() });
         }
+        seen.sort_by_key(|seen| !seen.waits_for.is_empty());
         seen
     }
 }
