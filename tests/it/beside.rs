@@ -1,15 +1,19 @@
-//! What tokens pass through besides their chosen experts is computed while rows are on their way to these: forward, and
-//! backward.
+//! What is done while rows are on their way to their experts: what tokens pass through besides is computed, forward and
+//! backward; and rows that are needed first are sent first.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use guildhall::moe::rewrites::schedule::in_steps;
 use guildhall::moe::{
-    self, Activation, Beside, Expert, ExpertsOnTape, Facts, History, Homes, Importance, LayerSizes, MoeLayer, Plan,
-    Routing, StepFacts, through_experts,
+    self, Activation, Beside, Expert, ExpertsOnTape, Facts, History, Homes, Importance, LayerSizes, MoeLayer, Outgoing,
+    Plan, Routing, Schedule, StepFacts, dispatch, through_experts,
 };
+use guildhall::parallel::collectives::Underway;
 use guildhall::parallel::{ExpertTable, Init, Parameters, Rows, Weight};
+use guildhall_comm::wrap::Wrapper;
+use guildhall_comm::{Communicator, Error as CommError, Operation, Pending, Request};
 use guildhall_tensor::{Dtype, Tape, Tensor, Var};
 
 use crate::world::{on_mesh, shape};
@@ -152,4 +156,52 @@ fn a_layer_computes_what_is_beside_its_experts_first() {
             assert_eq!(*log.lock().unwrap(), ["beside", "experts"]);
         });
     }
+}
+
+/// A communicator that writes down how many elements each all-to-all sends to each rank.
+struct Sends {
+    inner: Arc<dyn Communicator>,
+    counts: Arc<Mutex<Vec<Vec<usize>>>>,
+}
+
+impl Wrapper for Sends {
+    fn inner(&self) -> &Arc<dyn Communicator> {
+        &self.inner
+    }
+
+    fn around(&self, inner: Arc<dyn Communicator>) -> Arc<dyn Communicator> {
+        Arc::new(Sends { inner, counts: self.counts.clone() })
+    }
+
+    fn start(&self, request: Request) -> Result<Pending, CommError> {
+        if let Operation::AllToAll { send_counts, .. } = &request.operation {
+            self.counts.lock().unwrap().push(send_counts.clone());
+        }
+        self.inner.start(request)
+    }
+}
+
+/// By the smart schedule half of a rank's own rows go first, then those for the next rank, for the one after it, and so on,
+/// and the other half of its own last.
+#[test]
+fn rows_are_sent_in_the_order_of_a_schedules_steps() {
+    const RANKS: usize = 4;
+    on_mesh(shape(RANKS, RANKS), |rank, mesh| {
+        let (tape, me) = (Tape::new(&rank.device), rank.world.rank());
+        let routing = Routing::new((0..2 * RANKS as u32).map(|token| token / 2).collect(), 1, RANKS);
+        let plan =
+            in_steps(Plan::new(&routing, ExpertTable::even(RANKS, RANKS), me), &[Schedule::new(me, RANKS, RANKS)]);
+        let plan = plan.exchange(mesh).unwrap();
+        let counts = Arc::default();
+        let group: Arc<dyn Communicator> = Arc::new(Sends { inner: mesh.expert.clone(), counts: Arc::clone(&counts) });
+        let x = tape.leaf(Tensor::from_fn(&rank.device, &[2 * RANKS, WIDTH], |i| i as f32));
+        let arriving = dispatch(&Outgoing::new(&x, &plan.plan, &mesh.tensor), &plan, &group).unwrap();
+        arriving.into_iter().map(Underway::finish).for_each(|rows| drop(rows.unwrap()));
+        let to = |shift: usize, rows: usize| {
+            let mut sent = vec![0; RANKS];
+            sent[(me + shift) % RANKS] = rows * WIDTH;
+            sent
+        };
+        assert_eq!(*counts.lock().unwrap(), [to(0, 1), to(1, 2), to(2, 2), to(3, 2), to(0, 1)]);
+    });
 }

@@ -364,3 +364,27 @@ fn operations_begin_when_they_are_agreed_on() {
     assert!(differing.wait().is_err() && second.wait().is_err());
     drop((first, peers));
 }
+
+/// Who came after all, and is then missing elsewhere, no longer waits for whom it waited before.
+#[test]
+fn where_a_rank_waited_is_forgotten_when_it_goes_on() {
+    let clock = ManualClock::new();
+    let mut lanes = mailbox::lanes(2);
+    let bare = lanes.pop().expect("two lanes");
+    let mut world = threads::world_by(clock.clone(), 2, OPTIONS);
+    let own = Agreement::wrap(world.remove(0), lanes.remove(0), Patience { timeout: TIMEOUT, clock: clock.clone() });
+    let first = own.start(Request::barrier()).expect("announced");
+    let Some(Received { signal: Signal::Arrived(arrival), .. }) = bare.receive() else { panic!("not announced") };
+    let waiting = Signal::Waiting { collective: Collective::Barrier, site: arrival.site.clone(), missing: vec![0] };
+    [waiting, Signal::Arrived(arrival)].iter().for_each(|signal| bare.send(0, signal));
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| world[0].barrier());
+        first.wait().expect("both have come");
+        let second = scope.spawn(|| own.start(Request::all_reduce(Reduce::Sum, vec![1u64]))?.wait());
+        clock.await_sleepers(1);
+        clock.advance(TIMEOUT);
+        second.join().unwrap().expect_err("the peer does not come to it")
+    });
+    let text = error.to_string();
+    assert!(text.contains("(rank 1 was last in barrier at ") && !text.contains("where it waits for"), "{text}");
+}
