@@ -6,8 +6,11 @@ use sha2::{Digest, Sha256};
 
 use super::{Process, Refusal};
 
-/// As much of a line is shown, of two that differ.
+/// As much of a line is shown, of two that differ, and so much of it that does not.
 const SHOWN: usize = 120;
+const SHOWN_BEFORE: usize = 40;
+/// More of a text is not compared line by line: a lane cuts longer words.
+const COMPARED: usize = 16 << 10;
 
 impl Process {
     /// Refuses to go on where processes have read different things: `what` with this `content`. Collective over the
@@ -19,13 +22,13 @@ impl Process {
         self.compared(what, content, |_| Ok(String::new()))
     }
 
-    /// The same of text for people: the error has the first line that differs.
+    /// The same of text for people: the error shows the first line that differs.
     ///
     /// # Errors
     /// As [`Process::same`].
     pub fn same_lines(&self, what: &str, text: &str) -> Result<(), Refusal> {
         self.compared(what, text, |[odd, usual]| {
-            let texts = self.of_all(text)?;
+            let texts = self.of_all(&text[..text.floor_char_boundary(COMPARED)])?;
             let lines = first_difference(&texts[&odd], &texts[&usual]);
             Ok(lines.map_or_else(String::new, |[odd, usual]| format!(" (`{odd}`, not `{usual}`)")))
         })
@@ -67,14 +70,20 @@ fn first_difference(one: &str, other: &str) -> Option<[String; 2]> {
         match lines {
             [None, None] => return None,
             [one, other] if one != other => {
-                return Some(lines.map(|line| {
-                    let line = line.unwrap_or_default();
-                    line[..line.floor_char_boundary(SHOWN)].to_owned()
-                }));
+                let lines = lines.map(Option::unwrap_or_default);
+                let alike = lines[0].bytes().zip(lines[1].bytes()).take_while(|(one, other)| one == other).count();
+                return Some(lines.map(|line| excerpt(line, alike)));
             }
             _ => {}
         }
     }
+}
+
+/// Of a line what is around the byte at `place`.
+fn excerpt(line: &str, place: usize) -> String {
+    let start = line.floor_char_boundary(if place < SHOWN { 0 } else { place - SHOWN_BEFORE });
+    let end = line.floor_char_boundary(start + SHOWN);
+    format!("{}{}", if start > 0 { "... " } else { "" }, &line[start..end])
 }
 
 #[cfg(test)]
@@ -93,10 +102,13 @@ mod tests {
 
     #[test]
     fn the_first_line_that_differs_is_shown() {
-        let of = |one, other| first_difference(one, other).map(|lines| lines.join("|"));
+        let of = |one: &str, other: &str| first_difference(one, other).map(|lines| lines.join("|"));
         assert_eq!(of("a\nb = 1\nc", "a\nb = 2\nd").as_deref(), Some("b = 1|b = 2"));
         assert_eq!(of("a", "a\nb").as_deref(), Some("|b"));
         assert_eq!(of("a\nb", "a\nb"), None);
         assert_eq!(of(&"€".repeat(100), "").map(|lines| lines.len()), Some(SHOWN + 1));
+        let long = |end: &str| format!("{}{end}", "x".repeat(1000));
+        let before = "x".repeat(SHOWN_BEFORE);
+        assert_eq!(of(&long("1"), &long("2")), Some(format!("... {before}1|... {before}2")));
     }
 }

@@ -1,4 +1,4 @@
-//! How ranks end, in words that travel: every process of a run comes to the same verdict.
+//! How ranks end, in words that travel: processes that hear the same come to the same verdict.
 
 use std::fmt::{self, Display};
 
@@ -52,7 +52,7 @@ pub(super) enum Ending<K> {
     },
     /// It is gone, for this reason.
     Lost(String),
-    /// It has not said so for this long.
+    /// It has not said so in time.
     Silent(String),
 }
 
@@ -106,9 +106,9 @@ impl<K: Serialize + DeserializeOwned> Ending<K> {
     }
 }
 
-/// What all processes make of the endings of all ranks, in rank order: of failures that no other caused the first, else of
-/// ranks that said nothing the first, which may only be busy, else any. Of a rank that is lost, others tell where it was
-/// missed.
+/// What a process makes of the endings of all ranks, in rank order: of failures that no other caused the first; else the one
+/// rank that said nothing, since of several some may only be busy; else any. Of a rank that is lost, others tell where it
+/// was missed.
 pub(super) fn verdict<K>(endings: Vec<(usize, Ending<K>)>) -> Option<RunFailure<K>> {
     let mut failures: Vec<(bool, bool, RunFailure<K>)> = Vec::new();
     let mut silent = Vec::new();
@@ -122,7 +122,8 @@ pub(super) fn verdict<K>(endings: Vec<(usize, Ending<K>)>) -> Option<RunFailure<
             Ending::Silent(text) => silent.push((false, true, RunFailure { rank, kind: None, text })),
         }
     }
-    if failures.iter().all(|(is_consequence, ..)| *is_consequence) {
+    let is_unexplained = failures.iter().all(|(is_consequence, ..)| *is_consequence);
+    if is_unexplained && (failures.is_empty() || silent.len() == 1) {
         failures.extend(silent);
     }
     let missed = failures.iter().find(|(_, is_lost, _)| !is_lost);
@@ -191,7 +192,7 @@ mod tests {
         assert_eq!(of(vec![failed(Some(1), true, ""), failed(None, false, "")]), Some((1, None)));
     }
 
-    /// A rank that says nothing may be busy: it is blamed if nobody has another cause.
+    /// A rank that says nothing may be busy: it is blamed if it is the one that does and nobody has another cause.
     #[test]
     fn who_says_nothing_is_blamed_last() {
         let silent = || Ending::Silent("rank 0 did not say".to_owned());
@@ -202,6 +203,8 @@ mod tests {
         assert_eq!(of(vec![silent(), missed(false)]), (1, "step 7: no answer from rank 2".to_owned()));
         let (rank, text) = of(vec![silent(), missed(true)]);
         assert_eq!((rank, &text[..]), (0, "rank 0 did not say\n  missed by rank 1: step 7: no answer from rank 2"));
+        let (rank, text) = of(vec![silent(), missed(true), silent()]);
+        assert_eq!((rank, &text[..]), (1, "step 7: no answer from rank 2"), "which of the two it is, nobody knows");
         assert_eq!(of(vec![silent(), Ending::Done]), (0, "rank 0 did not say".to_owned()));
     }
 

@@ -9,14 +9,6 @@ use guildhall_comm::control::{ControlLane, Received, Signal};
 /// What a process says while others wait for it. It stops when the process does, or waits for its disk.
 pub(super) const PULSE: &str = "still at it";
 
-/// Why a rank's words do not come.
-#[derive(Debug, PartialEq)]
-pub(super) enum Unheard {
-    Gone(String),
-    /// It has said nothing until the time that was set.
-    Silent,
-}
-
 /// What other ranks have said and has not been asked for yet.
 #[derive(Default)]
 pub(super) struct Heard {
@@ -30,6 +22,20 @@ pub(super) struct Heard {
 }
 
 impl Heard {
+    /// The next words of a rank, or why there will be none; nothing as long as neither is known.
+    pub(super) fn of(&mut self, rank: usize) -> Option<Result<String, String>> {
+        if let Some(words) = self.words.get_mut(&rank).and_then(VecDeque::pop_front) {
+            return Some(Ok(words));
+        }
+        // Who left may have done so because another failed.
+        self.lost.get(&rank).map(|own| Err(self.cause().unwrap_or(own).clone()))
+    }
+
+    /// Why the first is gone that has failed.
+    pub(super) fn cause(&self) -> Option<&String> {
+        self.lost.get(&self.failed?)
+    }
+
     /// Takes in what has come. The first failure is passed on, since who told it may have left before it told all.
     pub(super) fn learn(&mut self, Received { from, signal }: Received, lane: &Arc<dyn ControlLane>, now: Duration) {
         self.last.insert(from, now);

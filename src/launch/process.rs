@@ -1,6 +1,6 @@
 //! The ranks of this process among those of a run.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::panic::resume_unwind;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -12,10 +12,12 @@ use guildhall_comm::control::{ControlLane, Received, Signal, mailbox};
 use guildhall_comm::threads::{self, Options};
 use guildhall_comm::{Clock, Communicator, DeviceTrouble, Failure, SystemClock};
 use guildhall_tensor::{Blocking, DeviceFailure, on_device};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::carriers::{DevicePath, between_processes, told, within_a_process};
 use super::ending::{Ending, verdict};
-use super::heard::{Heard, PULSE, Unheard};
+use super::heard::{Heard, PULSE};
 use super::node::{RankPlace, places_on};
 use super::standstill::{DiskPatience, ThreadWatch};
 use super::{GiveUp, Rank, Refusal, RunFailure, Tellable, in_pool, rank_of, share_of_cores};
@@ -180,7 +182,7 @@ impl Process {
     /// The refusal of `f`, here or in another process; a process that ended meanwhile.
     pub fn in_turn<T>(&self, f: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
         let done = |rank| {
-            let refused = Refusal::from_words(&self.hear(rank, None).map_err(Process::lost)?);
+            let refused = Refusal::from_words(&self.hear(rank)?);
             refused.map_err(|refusal| Refusal { text: format!("rank {rank}: {}", refusal.text), ..refusal })
         };
         if !self.leads() {
@@ -200,7 +202,7 @@ impl Process {
     pub fn as_leader(&self, f: impl FnOnce() -> Result<String, Refusal>) -> Result<String, Refusal> {
         let found = self.in_turn(|| if self.leads() { f() } else { Ok(String::new()) })?;
         if !self.leads() {
-            return self.hear(0, None).map_err(Process::lost);
+            return self.hear(0);
         }
         self.tell_all(&found);
         Ok(found)
@@ -237,7 +239,7 @@ impl Process {
     pub(super) fn of_all(&self, words: &str) -> Result<BTreeMap<usize, String>, Refusal> {
         self.tell_all(words);
         let own = self.members.iter().map(|member| Ok((member.world.rank(), words.to_owned())));
-        let others = self.others().into_iter().map(|rank| Ok((rank, self.hear(rank, None).map_err(Process::lost)?)));
+        let others = self.others().into_iter().map(|rank| Ok((rank, self.hear(rank)?)));
         own.chain(others).collect()
     }
 
@@ -258,24 +260,41 @@ impl Process {
             self.tell(member, &ending.words());
             endings.insert(member.world.rank(), ending);
         }
-        // Another may still be in its last collective, wait there for the timeout, and then tell for whom.
-        let now = || self.clock.now();
-        let (mut is_failed, mut until) = (false, now().saturating_add(2 * self.timeout));
-        for rank in self.others() {
-            if !is_failed && endings.values().any(|ending| !matches!(ending, Ending::Done)) {
-                (is_failed, until) = (true, now().saturating_add(self.timeout.min(LAST_WORDS)));
-            }
-            let ending = match self.hear(rank, Some(until)) {
-                Ok(words) => Ending::from_words(&words),
-                Err(Unheard::Gone(why)) => Ending::Lost(why),
-                Err(Unheard::Silent) => Ending::Silent(format!("rank {rank} did not say in time how it ended")),
-            };
-            endings.insert(rank, ending);
-        }
+        self.hear_endings(&mut endings);
         match verdict(endings.into_iter().collect()) {
             Some(verdict) => Err(verdict),
             None => Ok(results.into_iter().flatten().collect()),
         }
+    }
+
+    /// Waits for the ranks of other processes to say how they ended.
+    fn hear_endings<K: Serialize + DeserializeOwned>(&self, endings: &mut BTreeMap<usize, Ending<K>>) {
+        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let (lane, since, mut left) = (&self.members[0].lane, self.clock.now(), self.others());
+        // Another may still be in its last collective, wait there for the timeout, and then tell for whom.
+        let (mut until, mut has_failed) = (since.saturating_add(2 * self.timeout), false);
+        loop {
+            left.retain(|&rank| match heard.of(rank) {
+                Some(said) => {
+                    let ending = said.map_or_else(Ending::Lost, |words| Ending::from_words(&words));
+                    endings.insert(rank, ending);
+                    false
+                }
+                None => true,
+            });
+            if !has_failed && endings.values().any(|ending| !matches!(ending, Ending::Done)) {
+                has_failed = true;
+                until = until.min(self.clock.now().saturating_add(self.timeout.min(LAST_WORDS)));
+            }
+            let Some(received) =
+                Some(()).filter(|()| !left.is_empty()).and_then(|()| lane.receive_by(&*self.clock, until))
+            else {
+                break;
+            };
+            heard.learn(received, lane, self.clock.now());
+        }
+        let silent = |rank| (rank, Ending::Silent(format!("rank {rank} did not say in time how it ended")));
+        endings.extend(left.into_iter().map(silent));
     }
 
     /// [`Process::run`] without a word to other processes.
@@ -332,27 +351,23 @@ impl Process {
         lane.send_all(&Signal::Failed { rank: world.rank(), reason, site: None });
     }
 
-    /// The next that `rank` says, or why it does not. Before the first step (without `until`) that is the failure of any
-    /// process, or a silence of the timeout, of which the others are told; later its own end, or a silence until then.
-    fn hear(&self, rank: usize, until: Option<Duration>) -> Result<String, Unheard> {
+    /// The next that `rank` says before the first step, or why nothing will come of it: the failure of any process, or a
+    /// silence of the timeout, of which the others are told.
+    fn hear(&self, rank: usize) -> Result<String, Refusal> {
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         let (lane, since) = (&self.members[0].lane, self.clock.now());
+        let lost = |text| Refusal { is_request: false, text };
         loop {
-            if let Some(words) = heard.words.get_mut(&rank).and_then(VecDeque::pop_front) {
-                return Ok(words);
+            if let Some(said) = heard.of(rank) {
+                return said.map_err(lost);
             }
-            if until.is_none() || heard.lost.contains_key(&rank) {
-                // Who left may have done so because another failed.
-                let cause = heard.failed.unwrap_or(rank);
-                if let Some(why) = heard.lost.get(&cause) {
-                    return Err(Unheard::Gone(why.clone()));
-                }
+            if let Some(why) = heard.cause() {
+                return Err(lost(why.clone()));
             }
             let last = heard.last.get(&rank).map_or(since, |last| since.max(*last));
-            let deadline = until.unwrap_or_else(|| last.saturating_add(self.timeout));
-            match (lane.receive_by(&*self.clock, deadline), until) {
-                (Some(received), _) => heard.learn(received, lane, self.clock.now()),
-                (None, None) => {
+            match lane.receive_by(&*self.clock, last.saturating_add(self.timeout)) {
+                Some(received) => heard.learn(received, lane, self.clock.now()),
+                None => {
                     let reason = format!(
                         "its process has said nothing for {} s (parallel.timeout_s) before the first step: it stands \
                          still, or its machine cannot be reached",
@@ -361,15 +376,8 @@ impl Process {
                     let signal = Signal::Failed { rank, reason, site: None };
                     heard.learn(Received { from: lane.rank(), signal }, lane, self.clock.now());
                 }
-                (None, Some(_)) => return Err(Unheard::Silent),
             }
         }
-    }
-
-    /// Before the first step a rank that is silent is gone.
-    fn lost(unheard: Unheard) -> Refusal {
-        let Unheard::Gone(text) = unheard else { unreachable!("nobody is waited for until a time") };
-        Refusal { is_request: false, text }
     }
 }
 

@@ -28,8 +28,8 @@ pub(super) struct ThreadWatch {
     account: PathBuf,
     /// How long one operation may take.
     timeout: Duration,
-    /// What was counted last, and since when it is that much.
-    seen: Option<(String, Instant)>,
+    /// What was counted last, when, and for how long it has been that much.
+    seen: Option<(String, Instant, Duration)>,
 }
 
 impl ThreadWatch {
@@ -44,17 +44,15 @@ impl ThreadWatch {
     pub(super) fn stands_still(&mut self) -> Option<String> {
         // Some kernels have the account and do not keep it.
         let counted = fs::read_to_string(&self.account).ok().filter(|counted| !counted.starts_with("0 "))?;
-        match &self.seen {
-            Some((seen, since)) if *seen == counted => {
-                let seconds = since.elapsed().as_secs();
-                (since.elapsed() >= self.timeout)
-                    .then(|| format!("its file system has not answered for {seconds} s (train.checkpoint_timeout_s)"))
-            }
-            _ => {
-                self.seen = Some((counted, Instant::now()));
-                None
-            }
-        }
+        let now = Instant::now();
+        let stood = match &self.seen {
+            // Between two looks the whole process may have been stopped for hours.
+            Some((seen, looked, stood)) if *seen == counted => *stood + (now - *looked).min(self.timeout / 2),
+            _ => Duration::ZERO,
+        };
+        self.seen = Some((counted, now, stood));
+        let why = || format!("its file system has not answered for {} s (train.checkpoint_timeout_s)", stood.as_secs());
+        (stood >= self.timeout).then(why)
     }
 }
 

@@ -79,8 +79,8 @@ impl Beside {
     }
 
     /// What tokens x `[T, D]` get besides what their chosen experts give, where their sequences go on. It needs nothing of
-    /// these experts, so it can be computed while rows are on their way to them. `None` without a network. Collective if
-    /// there is one and sequences move.
+    /// these experts, so it can be computed while rows are on their way to them, but where sequences move: it waits for them.
+    /// `None` without a network. Collective if there is one and sequences move.
     ///
     /// # Errors
     /// What the tensor group reports, over which the network may be sliced; that of the expert group if sequences move.

@@ -289,7 +289,7 @@ impl MoeLayer {
     }
 
     /// The sums of the results of the layer's tokens, weighted, where their sequences go on; with the residual stream if
-    /// results carry it, and with what the tokens pass through besides, which is computed while rows are under way.
+    /// results carry it, and with what they get besides.
     fn combined(
         &self,
         &LayerInput { x, weights, residual, stream }: &LayerInput,
@@ -310,7 +310,9 @@ impl MoeLayer {
             part("experts");
             Ok(beside)
         };
-        let (home, beside) = through_experts(x, plan, experts, rows.transpose()?.as_ref(), mesh, beside)?;
+        let meanwhile = || if migration.is_none() { beside() } else { Ok(None) };
+        let (home, early) = through_experts(x, plan, experts, rows.transpose()?.as_ref(), mesh, meanwhile)?;
+        let beside = if migration.is_some() { beside()? } else { early };
         part("routing");
         let there = migration.as_ref().map(|migration| migration.carry(&here)).transpose()?.unwrap_or(here);
         let there = carrying.map_or_else(|| there.clone(), |(_, carrying)| carrying.weights(&there));

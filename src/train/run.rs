@@ -224,7 +224,8 @@ impl<'a> Loop<'a> {
         let own = [interrupted.load(Ordering::Relaxed), self.saving.is_behind()];
         let [stops, behind] = self.any_ranks(own)?;
         if !behind {
-            let said = self.saving.go_on(&self.trainer, self.reached.step)?;
+            let behind = self.saving.go_on(&self.trainer, self.reached.step);
+            let said = behind.map_err(within(self.reached.step, "checkpoint"))?;
             self.say(said);
         }
         let saves = self.saving.is_due(self.reached.step);

@@ -58,6 +58,27 @@ fn nothing_is_left_running() {
     assert!(shop.read("log").contains("stopped  after ") && !shop.read("log").contains("restart"));
 }
 
+/// Who trains is killed after the user has asked for a stop that it did not come to.
+#[test]
+fn nothing_is_started_after_a_stop_was_asked_for() {
+    let shop = Workshop::new();
+    let run = supervised(&shop, 3);
+    wait_until("a step", || !shop.metrics(RUN).is_empty());
+    let trains = ward(&run.pid()).expect("a process trains");
+    let status = |says: &str| {
+        let status = fs::read_to_string(format!("/proc/{trains}/status")).unwrap_or_default();
+        status.lines().any(|line| line.starts_with(says))
+    };
+    send_signal("STOP", &trains);
+    wait_until("the standstill", || status("State:\tT"));
+    run.signal("TERM");
+    // It is passed on at once, and waits: the fifteenth bit.
+    wait_until("the stop", || status("ShdPnd:\t0000000000004000"));
+    send_signal("KILL", &trains);
+    let finished = run.wait();
+    assert!(finished.code != Some(0) && !shop.read("log").contains("restart"), "{finished:?}: {}", shop.read("log"));
+}
+
 #[test]
 fn a_run_is_restarted_as_often_as_said_and_a_wrong_request_never() {
     let shop = Workshop::new();

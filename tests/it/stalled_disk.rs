@@ -63,7 +63,7 @@ fn a_disk_that_hangs_to_the_end_fails_the_run() {
 #[test]
 fn a_disk_that_is_slow_to_read_is_waited_for() {
     let shop = Workshop::new();
-    shop.succeeds(&format!("train {RECIPE} {OPTIONS} --set train.steps=4"));
+    shop.succeeds(&format!("train {RECIPE} {OPTIONS} --set train.steps=4 --set train.checkpoint_timeout_s=300"));
     let disk = Disk::new(&shop);
     disk.lags("rank 1", "pread64", 100);
     let begun = Instant::now();
@@ -78,7 +78,7 @@ fn a_disk_that_is_slow_to_read_is_waited_for() {
 #[test]
 fn a_disk_that_hangs_before_the_first_step_ends_the_run() {
     let shop = Workshop::new();
-    shop.succeeds(&format!("train {RECIPE} {OPTIONS} --set train.steps=4"));
+    shop.succeeds(&format!("train {RECIPE} {OPTIONS} --set train.steps=4 --set train.checkpoint_timeout_s=300"));
     let why = "its file system has not answered for 2 s (train.checkpoint_timeout_s)";
     for (thread, call, options, who) in [
         // Of the recipe's threads: the program's own, which makes folders, and those of ranks, which read the checkpoint.
@@ -97,7 +97,7 @@ fn a_disk_that_hangs_before_the_first_step_ends_the_run() {
 #[test]
 fn a_disk_that_hangs_ends_an_evaluation() {
     let shop = Workshop::new();
-    shop.succeeds(&format!("train {RECIPE} {OPTIONS} --set train.steps=4"));
+    shop.succeeds(&format!("train {RECIPE} {OPTIONS} --set train.steps=4 --set train.checkpoint_timeout_s=300"));
     let disk = Disk::new(&shop);
     let _hanging = disk.hangs("rank 1", "pread64");
     let setting = disk.setting();

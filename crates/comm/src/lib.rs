@@ -146,8 +146,8 @@ pub trait Communicator: Send + Sync {
     /// yet to come fails with [`Error::Aborted`] naming this rank and `reason`. Only the first abort is kept.
     fn abort(&self, reason: &str);
 
-    /// Has `tell` called, once for an operation of this world that is awaited for long, splits included, if the
-    /// implementation knows for whom. To be called once, before the first operation.
+    /// Has `tell` called for an operation of this world that is awaited for long, splits included, if the implementation
+    /// knows for whom; and again, for nobody, when it is over. To be called once, before the first operation.
     fn on_long_wait(&self, _tell: OnLongWait) {}
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{Comm, Means, Outcome, PATIENT, connected};
 use guildhall_comm::Failure;
-use guildhall_comm::control::{ControlLane, Received, Signal, mailbox};
+use guildhall_comm::control::{Arrival, ControlLane, Received, Signal, mailbox};
 use guildhall_comm::threads::{self, Options};
 use guildhall_comm::wrap::{Agreement, Patience, Trace, Wrapper};
 use guildhall_comm::{CallSite, Clock, Collective, Error, ManualClock, Reduce, Request, SystemClock};
@@ -365,26 +365,95 @@ fn operations_begin_when_they_are_agreed_on() {
     drop((first, peers));
 }
 
+/// Rank 0 of two that are agreed by the clock, the bare lane of its peer, and the peer's data.
+fn with_a_bare_peer_by(clock: &Arc<ManualClock>) -> (Comm, Arc<dyn ControlLane>, Comm) {
+    let mut lanes = mailbox::lanes(2);
+    let bare = lanes.pop().expect("two lanes");
+    let mut world = threads::world_by(clock.clone(), 2, OPTIONS);
+    let peer: Comm = world.pop().expect("two ranks");
+    let patience = Patience { timeout: TIMEOUT, clock: clock.clone() };
+    (Agreement::wrap(world.remove(0), lanes.remove(0), patience), bare, peer)
+}
+
+/// What a rank has announced.
+fn announced(bare: &Arc<dyn ControlLane>) -> Arrival {
+    match bare.receive() {
+        Some(Received { from: 0, signal: Signal::Arrived(arrival) }) => arrival,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What a rank says that has waited in vain for the peer.
+fn waits_in_vain(clock: &ManualClock, own: &Comm, request: Request) -> Error {
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| own.start(request)?.wait());
+        clock.await_sleepers(1);
+        clock.advance(TIMEOUT);
+        waits.join().unwrap().expect_err("the peer does not come to it")
+    })
+}
+
 /// Who came after all, and is then missing elsewhere, no longer waits for whom it waited before.
 #[test]
 fn where_a_rank_waited_is_forgotten_when_it_goes_on() {
     let clock = ManualClock::new();
-    let mut lanes = mailbox::lanes(2);
-    let bare = lanes.pop().expect("two lanes");
-    let mut world = threads::world_by(clock.clone(), 2, OPTIONS);
-    let own = Agreement::wrap(world.remove(0), lanes.remove(0), Patience { timeout: TIMEOUT, clock: clock.clone() });
+    let (own, bare, peer) = with_a_bare_peer_by(&clock);
     let first = own.start(Request::barrier()).expect("announced");
-    let Some(Received { signal: Signal::Arrived(arrival), .. }) = bare.receive() else { panic!("not announced") };
+    let arrival = announced(&bare);
     let waiting = Signal::Waiting { collective: Collective::Barrier, site: arrival.site.clone(), missing: vec![0] };
     [waiting, Signal::Arrived(arrival)].iter().for_each(|signal| bare.send(0, signal));
-    let error = std::thread::scope(|scope| {
-        scope.spawn(|| world[0].barrier());
+    std::thread::scope(|scope| {
+        scope.spawn(|| peer.barrier());
         first.wait().expect("both have come");
-        let second = scope.spawn(|| own.start(Request::all_reduce(Reduce::Sum, vec![1u64]))?.wait());
-        clock.await_sleepers(1);
-        clock.advance(TIMEOUT);
-        second.join().unwrap().expect_err("the peer does not come to it")
     });
-    let text = error.to_string();
+    let text = waits_in_vain(&clock, &own, Request::all_reduce(Reduce::Sum, vec![1u64])).to_string();
     assert!(text.contains("(rank 1 was last in barrier at ") && !text.contains("where it waits for"), "{text}");
+}
+
+/// A rank that waits for this one elsewhere, while this one waits for it, is named, and not this one.
+#[test]
+fn who_waits_in_a_circle_does_not_name_itself() {
+    let clock = ManualClock::new();
+    let (own, bare, _peer) = with_a_bare_peer_by(&clock);
+    let site = CallSite::from(Request::barrier().site);
+    bare.send(0, &Signal::Waiting { collective: Collective::AllToAll, site, missing: vec![0] });
+    let error = waits_in_vain(&clock, &own, Request::barrier());
+    let Error::Timeout { missing, attendance, .. } = &error else { panic!("{error}") };
+    assert_eq!((&missing[..], &attendance.arrived[..]), (&[1][..], &[0][..]));
+    assert!(error.to_string().contains("rank 1 was last in all_to_all at "), "{error}");
+}
+
+/// Who has waited for long, and has then gone on and left, is the one that has left.
+#[test]
+fn who_left_after_a_long_wait_is_named() {
+    let (own, bare, _data) = with_a_bare_peer();
+    let site = CallSite::from(Request::barrier().site);
+    let waiting = Signal::Waiting { collective: Collective::AllToAll, site, missing: vec![0] };
+    [waiting, Signal::Left].iter().for_each(|signal| bare.send(0, signal));
+    let error = own.barrier().expect_err("rank 1 has left");
+    assert!(matches!(error, Error::Aborted { by: 1, .. }), "{error}");
+    assert!(error.to_string().contains("it has left the world (rank 1 was last in all_to_all at "), "{error}");
+}
+
+/// A rank says that it waits, and that it waits no longer.
+#[test]
+fn the_end_of_a_long_wait_is_told() {
+    let clock = ManualClock::new();
+    let (own, bare, peer) = with_a_bare_peer_by(&clock);
+    let waits_for = || match bare.receive() {
+        Some(Received { signal: Signal::Waiting { missing, .. }, .. }) => missing,
+        other => panic!("{other:?}"),
+    };
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| own.barrier());
+        clock.await_sleepers(1);
+        let arrival = announced(&bare);
+        clock.advance(TIMEOUT / 5);
+        clock.await_sleepers(1);
+        assert_eq!(waits_for(), [1]);
+        bare.send(0, &Signal::Arrived(arrival));
+        scope.spawn(|| peer.barrier());
+        waits.join().unwrap().expect("both have come");
+    });
+    assert_eq!(waits_for(), [0usize; 0]);
 }

@@ -6,7 +6,7 @@ use std::io::{Read, Write, stderr};
 use std::net::{Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{PATIENT, connected};
 use guildhall_comm::control::{ControlLane, Doorway, FRAME_BYTES_MAX, Received, Signal, mailbox};
@@ -144,11 +144,16 @@ fn greeting(size: u32, caller: u32, called: u32) -> Vec<u8> {
 
 /// Rank 0 of two, and the bare connection of its peer.
 fn with_a_bare_peer() -> (Lane, TcpStream) {
+    with_a_bare_peer_of(PATIENT.timeout)
+}
+
+/// The same of ranks that wait so long for each other.
+fn with_a_bare_peer_of(patience: Duration) -> (Lane, TcpStream) {
     let doorway = Doorway::open("127.0.0.1:0").expect("a free port");
     let address = doorway.address().expect("it is open");
     let mut stream = TcpStream::connect(address).expect("it is open");
     stream.write_all(&greeting(2, 1, 0)).expect("it is read");
-    let lane = doorway.pass(0, &[address, address], PATIENT.timeout).expect("rank 1 has called");
+    let lane = doorway.pass(0, &[address, address], patience).expect("rank 1 has called");
     (lane, stream)
 }
 
@@ -160,6 +165,22 @@ fn reason_after(bytes: &[u8]) -> String {
     match next(&lane) {
         Received { from: 1, signal: Signal::Failed { rank: 1, reason, site: None } } => reason,
         other => panic!("{other:?}"),
+    }
+}
+
+/// Who takes nothing of what is sent to it is given up when ranks give each other up, not after a minute.
+#[test]
+fn a_peer_that_reads_nothing_is_given_up() {
+    let (lane, _mute) = with_a_bare_peer_of(Duration::from_secs(2));
+    let (begun, words) = (Instant::now(), Signal::Told("more than buffers hold".repeat(1000)));
+    let is_given_up = || match lane.receive() {
+        None => false,
+        Some(Received { from: 1, signal: Signal::Failed { rank: 1, .. } }) => true,
+        other => panic!("{other:?}"),
+    };
+    while !is_given_up() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "it is waited for");
+        lane.send(1, &words);
     }
 }
 

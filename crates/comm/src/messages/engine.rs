@@ -146,11 +146,15 @@ impl<P: PointToPoint> MessageEngine<P> {
     /// Waits for an operation; returns its buffers. To be called once for each. As long as parts of messages come and go the
     /// others live, however long the whole takes.
     pub(super) fn wait(&self, lane: u32, index: u64, name: &str) -> Result<Completed, Error> {
-        let (mut since, mut has_told, mut moved) = (self.clock.now(), false, 0);
+        let (mut since, mut told, mut moved) = (self.clock.now(), None, 0);
         for looks in 0.. {
             let mut transit = self.transit();
             transit.progress();
             if let Some(round) = transit.take_done(lane, index) {
+                drop(transit);
+                if let (Some(tell), Some((collective, site))) = (self.on_long_wait.get(), told) {
+                    tell(collective, site, &[]);
+                }
                 return Ok(round.operation.into_completed());
             }
             self.check()?;
@@ -172,14 +176,14 @@ impl<P: PointToPoint> MessageEngine<P> {
                 let communicator = name.to_owned();
                 return Err(self.fail(Error::Timeout { communicator, operation, site, waited, missing, attendance }));
             }
-            let tells = !has_told && waited >= self.timeout / TELL_AFTER;
+            let tells = told.is_none() && waited >= self.timeout / TELL_AFTER;
             let waits = tells.then(|| transit.waits(lane, index));
             drop(transit);
-            has_told |= tells;
-            if let (Some(tell), Some((collective, site, missing))) = (self.on_long_wait.get(), waits) {
-                tell(collective, site, &missing);
+            if let Some((collective, site, missing)) = waits {
+                self.on_long_wait.get().into_iter().for_each(|tell| tell(collective, site, &missing));
+                told = Some((collective, site));
             }
-            let next = if has_told { self.timeout } else { self.timeout / TELL_AFTER };
+            let next = if told.is_some() { self.timeout } else { self.timeout / TELL_AFTER };
             self.clock.linger(looks, since.saturating_add(next));
         }
         unreachable!("looking ends with a return")

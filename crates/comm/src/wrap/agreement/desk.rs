@@ -171,11 +171,11 @@ impl Desk {
     /// Tells the members what this rank has come to.
     fn announce(&self, agenda: &mut Agenda, request: &Request, name: &str) -> Result<(Announcement, u64), Error> {
         let sequence = agenda.finished + agenda.open.len() as u64;
-        if let Err(error) = self.hub.check() {
+        if self.hub.check().is_err() {
             let missing = self.hub.missing(self.meeting(sequence));
             let last = self.hub.last_of(&missing);
             self.interrupted((&request.operation.to_string(), request.site), missing, last, name);
-            return Err(self.hub.ended(error));
+            return Err(self.hub.failure());
         }
         let (rank, size) = (self.inner.rank(), self.members.len());
         validate(request, rank, size, self.hub.rank()).map_err(|error| self.fail(agenda, error))?;
@@ -234,7 +234,7 @@ impl Desk {
         match error {
             Error::Timeout { operation, site, waited, missing, mut attendance, .. } => {
                 attendance.last = self.hub.last_of(&missing);
-                let missing = waited_for(missing, &attendance.last);
+                let missing = self.waited_for(missing, &attendance.last);
                 Error::Timeout { communicator, operation, site, waited, missing, attendance }
             }
             Error::Transport { operation, site, detail, .. } => {
@@ -282,7 +282,7 @@ impl Desk {
             }
             Halt::TimedOut { waited, missing, last } => {
                 let attendance = Box::new(self.attendance(&missing, last));
-                let (communicator, missing) = (name.to_owned(), waited_for(missing, &attendance.last));
+                let (communicator, missing) = (name.to_owned(), self.waited_for(missing, &attendance.last));
                 Error::Timeout { communicator, operation, site, waited, missing, attendance }
             }
             Halt::Left(last) => {
@@ -307,6 +307,15 @@ impl Desk {
             let (communicator, attendance) = (name.to_owned(), self.attendance(&missing, last));
             Interruption { communicator, operation: operation.to_owned(), site, missing, attendance }
         });
+    }
+
+    /// Of ranks that have not come, and of those that they wait for, who waits for nobody: one that waits elsewhere for
+    /// another is not to blame. All that have not come, if each waits for another, as where all wait in a circle.
+    fn waited_for(&self, missing: Vec<usize>, last: &[LastSeen]) -> Vec<usize> {
+        let is_to_blame = |seen: &&LastSeen| seen.waits_for.is_empty() && seen.rank != self.hub.rank();
+        let mut to_blame: Vec<usize> = last.iter().filter(is_to_blame).map(|seen| seen.rank).collect();
+        to_blame.sort_unstable();
+        if to_blame.is_empty() { missing } else { to_blame }
     }
 
     fn attendance(&self, missing: &[usize], last: Vec<LastSeen>) -> Attendance {
@@ -337,14 +346,6 @@ impl Desk {
         }
         Ok(())
     }
-}
-
-/// Of ranks that have not come, and of those that they wait for, who waits for nobody: one that waits elsewhere for another
-/// is not to blame. All that have not come, if each waits for another.
-fn waited_for(missing: Vec<usize>, last: &[LastSeen]) -> Vec<usize> {
-    let mut to_blame: Vec<usize> = last.iter().filter(|seen| seen.waits_for.is_empty()).map(|seen| seen.rank).collect();
-    to_blame.sort_unstable();
-    if to_blame.is_empty() { missing } else { to_blame }
 }
 
 impl Drop for Desk {

@@ -180,8 +180,13 @@ impl Hub {
             return outcome;
         }
         let missing = self.known().missing(meeting);
-        self.tell_waiting(doing, missing);
-        sleep(since.saturating_add(self.patience.timeout)).unwrap_or_else(|| {
+        self.tell_waiting(doing.clone(), missing);
+        let outcome = sleep(since.saturating_add(self.patience.timeout));
+        if matches!(outcome, Some(Ok(()))) {
+            // Or who misses this rank elsewhere would look for whom it waited for.
+            self.tell_waiting(doing, Vec::new());
+        }
+        outcome.unwrap_or_else(|| {
             let (waited, known) = (clock.now() - since, self.known());
             let missing = known.missing(meeting);
             let last = known.last_of(missing.iter().copied());
@@ -189,7 +194,7 @@ impl Hub {
         })
     }
 
-    /// Tells all ranks where this one waits, and for whom.
+    /// Tells all ranks where this one waits, and for whom, or that it waits no longer.
     fn tell_waiting(&self, (collective, site): (Collective, CallSite), missing: Vec<usize>) {
         self.lane.send_all(&Signal::Waiting { collective, site, missing });
     }
@@ -242,7 +247,10 @@ impl HubState {
                 self.ranks[from].last = Some((collective, site));
                 self.ranks[from].waits_for = missing;
             }
-            Signal::Left => self.ranks[from].has_left = true,
+            Signal::Left => {
+                self.ranks[from].has_left = true;
+                self.ranks[from].waits_for.clear();
+            }
             // For who made this rank, on a lane of its own.
             Signal::Told(_) => {}
         }
@@ -272,7 +280,7 @@ impl HubState {
             return Some(Err(Halt::Failed { missing, last }));
         }
         let gone = missing.into_iter().find(|&rank| self.ranks[rank].has_left);
-        gone.map(|rank| Err(Halt::Left(self.last_of([rank]).remove(0))))
+        gone.map(|rank| Err(Halt::Left(self.seen(rank))))
     }
 
     /// Of these ranks, and of those that they wait for in turn; first who waits for nobody.
@@ -280,12 +288,18 @@ impl HubState {
         let mut all: Vec<usize> = ranks.into_iter().collect();
         let mut seen = Vec::new();
         while let Some(&rank) = all.get(seen.len()) {
-            let Some(Peer { last, waits_for, .. }) = self.ranks.get(rank) else { break };
-            let unknown: Vec<usize> = waits_for.iter().copied().filter(|other| !all.contains(other)).collect();
-            all.extend(unknown.into_iter().filter(|&other| other < self.ranks.len()));
-            seen.push(LastSeen { rank, at: last.clone(), waits_for: waits_for.clone() });
+            let last = self.seen(rank);
+            let is_unknown = |other: &usize| !all.contains(other) && *other < self.ranks.len();
+            let unknown: Vec<usize> = last.waits_for.iter().copied().filter(is_unknown).collect();
+            all.extend(unknown);
+            seen.push(last);
         }
         seen.sort_by_key(|seen| !seen.waits_for.is_empty());
         seen
+    }
+
+    fn seen(&self, rank: usize) -> LastSeen {
+        let Peer { last, waits_for, .. } = self.ranks[rank].clone();
+        LastSeen { rank, at: last, waits_for }
     }
 }
