@@ -286,11 +286,10 @@ impl Process {
                 has_failed = true;
                 until = until.min(self.clock.now().saturating_add(self.timeout.min(LAST_WORDS)));
             }
-            let Some(received) =
-                Some(()).filter(|()| !left.is_empty()).and_then(|()| lane.receive_by(&*self.clock, until))
-            else {
+            if left.is_empty() {
                 break;
-            };
+            }
+            let Some(received) = lane.receive_by(&*self.clock, until) else { break };
             heard.learn(received, lane, self.clock.now());
         }
         let silent = |rank| (rank, Ending::Silent(format!("rank {rank} did not say in time how it ended")));

@@ -190,7 +190,8 @@ fn a_rank_that_returns_an_error_is_named_to_its_peers(means: Means) {
         comm.barrier().map_err(|error| error.to_string())
     });
     let texts: Vec<String> = results.into_iter().map(|result| result.unwrap_err().to_string()).collect();
-    assert!(texts[0].contains("rank 2 aborted the world: no such file") && texts[1] == texts[0]);
+    // Where ranks tell each other, each says besides in what it was.
+    assert!(texts[..2].iter().all(|text| text.contains("rank 2 aborted the world: no such file")), "{texts:?}");
     assert_eq!(texts[2], "no such file");
 }
 
