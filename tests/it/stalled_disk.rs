@@ -101,7 +101,9 @@ fn a_disk_that_hangs_ends_an_evaluation() {
     let disk = Disk::new(&shop);
     let _hanging = disk.hangs("rank 1", "pread64");
     let setting = disk.setting();
-    let run = shop.start_shell(&format!("{setting} exec {PROGRAM} evaluate runs/tiny/checkpoints/latest 2>log"));
+    let run = shop.start_shell(&format!(
+        "{setting} exec {PROGRAM} evaluate runs/tiny/checkpoints/latest --set train.checkpoint_timeout_s=2 2>log"
+    ));
     let ended = run.wait();
     let finished = Finished { err: shop.read("log"), ..ended };
     finished.failed(1, &["error: rank 1: its file system has not answered for 2 s"]);
