@@ -105,7 +105,11 @@ impl Desk {
         let open = match self.start {
             Begins::Agreed => Open::Announced(announcement, request),
             Begins::AtOnce => {
-                Open::Ahead(announcement, self.inner.start(request).map_err(|error| self.fail(&mut agenda, error))?)
+                let pending = self.inner.start(request).map_err(|error| {
+                    self.heard_in(&error, &announcement, self.hub.missing(self.meeting(index)), name);
+                    self.fail(&mut agenda, error)
+                })?;
+                Open::Ahead(announcement, pending)
             }
         };
         agenda.open.push_back(open);
@@ -211,10 +215,7 @@ impl Desk {
                 let agreed = self.agree(&announcement, name);
                 let completed = agreed.and_then(|()| {
                     pending.wait().map_err(|error| {
-                        if matches!(error, Error::Aborted { .. }) {
-                            let doing = (&announcement.arrival.operation[..], announcement.site);
-                            self.interrupted(doing, Vec::new(), Vec::new(), name);
-                        }
+                        self.heard_in(&error, &announcement, Vec::new(), name);
                         self.told(error, name)
                     })
                 });
@@ -292,6 +293,14 @@ impl Desk {
                 );
                 Error::aborted(last.rank, reason)
             }
+        }
+    }
+
+    /// Notes an operation in which this rank heard of the world's end, if that is the `error`, and who had not come to it.
+    fn heard_in(&self, error: &Error, announcement: &Announcement, missing: Vec<usize>, name: &str) {
+        if matches!(error, Error::Aborted { .. }) {
+            let last = self.hub.last_of(&missing);
+            self.interrupted((&announcement.arrival.operation, announcement.site), missing, last, name);
         }
     }
 
