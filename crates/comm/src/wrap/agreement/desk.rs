@@ -177,8 +177,7 @@ impl Desk {
         let sequence = agenda.finished + agenda.open.len() as u64;
         if self.hub.check().is_err() {
             let missing = self.hub.missing(self.meeting(sequence));
-            let last = self.hub.last_of(&missing);
-            self.interrupted((&request.operation.to_string(), request.site), missing, last, name);
+            self.interrupted((&request.operation.to_string(), request.site), missing, name);
             return Err(self.hub.failure());
         }
         let (rank, size) = (self.inner.rank(), self.members.len());
@@ -277,8 +276,8 @@ impl Desk {
     fn halted(&self, halt: Halt, announcement: &Announcement, name: &str) -> Error {
         let (operation, site) = (announcement.arrival.operation.clone(), announcement.site);
         match halt {
-            Halt::Failed { missing, last } => {
-                self.interrupted((&operation, site), missing, last, name);
+            Halt::Failed { missing } => {
+                self.interrupted((&operation, site), missing, name);
                 self.hub.failure()
             }
             Halt::TimedOut { waited, missing, last } => {
@@ -299,23 +298,15 @@ impl Desk {
     /// Notes an operation in which this rank heard of the world's end, if that is the `error`, and who had not come to it.
     fn heard_in(&self, error: &Error, announcement: &Announcement, missing: Vec<usize>, name: &str) {
         if matches!(error, Error::Aborted { .. }) {
-            let last = self.hub.last_of(&missing);
-            self.interrupted((&announcement.arrival.operation, announcement.site), missing, last, name);
+            self.interrupted((&announcement.arrival.operation, announcement.site), missing, name);
         }
     }
 
     /// Notes in what this rank heard of the world's end, and who had not come to it.
-    fn interrupted(
-        &self,
-        (operation, site): (&str, &'static Location<'static>),
-        missing: Vec<usize>,
-        last: Vec<LastSeen>,
-        name: &str,
-    ) {
-        self.hub.interrupted(|| {
-            let (communicator, attendance) = (name.to_owned(), self.attendance(&missing, last));
-            Interruption { communicator, operation: operation.to_owned(), site, missing, attendance }
-        });
+    fn interrupted(&self, (operation, site): (&str, &'static Location<'static>), missing: Vec<usize>, name: &str) {
+        let attendance = self.attendance(&missing, self.hub.last_of(&missing));
+        let (communicator, operation) = (name.to_owned(), operation.to_owned());
+        self.hub.interrupted(Interruption { communicator, operation, site, missing, attendance });
     }
 
     /// Of ranks that have not come, and of those that they wait for, who waits for nobody: one that waits elsewhere for

@@ -70,7 +70,7 @@ pub(super) struct Meeting<'a> {
 /// Why a wait ended without what it waited for.
 pub(super) enum Halt {
     /// The world has ended. These ranks had not arrived.
-    Failed { missing: Vec<usize>, last: Vec<LastSeen> },
+    Failed { missing: Vec<usize> },
     /// These ranks have not arrived.
     TimedOut { waited: Duration, missing: Vec<usize>, last: Vec<LastSeen> },
     /// This rank has not arrived, and never will.
@@ -149,11 +149,8 @@ impl Hub {
     }
 
     /// Notes in what operation this rank heard of the world's end, if it is the first.
-    pub(super) fn interrupted(&self, interruption: impl FnOnce() -> Interruption) {
-        let mut known = self.known();
-        if known.interrupted.is_none() {
-            known.interrupted = Some(Box::new(interruption()));
-        }
+    pub(super) fn interrupted(&self, interruption: Interruption) {
+        self.known().interrupted.get_or_insert_with(|| Box::new(interruption));
     }
 
     /// The failure that this rank met with, or heard of, before.
@@ -276,8 +273,7 @@ impl HubState {
             return Some(Ok(()));
         }
         if self.cause.is_some() {
-            let last = self.last_of(missing.iter().copied());
-            return Some(Err(Halt::Failed { missing, last }));
+            return Some(Err(Halt::Failed { missing }));
         }
         let gone = missing.into_iter().find(|&rank| self.ranks[rank].has_left);
         gone.map(|rank| Err(Halt::Left(self.seen(rank))))
