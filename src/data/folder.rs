@@ -71,3 +71,26 @@ impl Drop for Partial {
 fn sync_folder(path: &Path) -> Result<(), Error> {
     durable::sync_folder(path).map_err(Error::io("write", path))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn who_waits_for_a_lock_asks_often_and_tells_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let (held, told) = (File::create(&path).unwrap(), Cell::new(0));
+        held.lock().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(3 * ASKING_EVERY);
+                held.unlock().unwrap();
+            });
+            let lock = lock(&path, &|| told.set(told.get() + 1)).unwrap();
+            assert!(lock.is_some() && told.get() == 1, "told {} times", told.get());
+        });
+    }
+}

@@ -3,9 +3,17 @@
 
 use std::collections::BTreeMap;
 
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use guildhall::parallel::{Mesh, Nodes};
+use guildhall_comm::wrap::Wrapper;
+use guildhall_comm::{Collective, Communicator, Completed, Error as CommError, InFlight, Pending, Request};
 use serde_json::Value;
 
 use crate::program::{Finished, RECIPE, Workshop};
+use crate::world::{on_mesh, shape};
 
 /// Messages that cost next to nothing, between nodes of so many ranks.
 fn nodes(ranks: usize) -> String {
@@ -177,4 +185,57 @@ fn the_fastest_way_is_found() {
     assert!(planned["all_to_all"].as_str().unwrap().starts_with("two_"), "{planned}");
     let (direct, _) = plan("");
     assert!(planned["seconds_total"].as_f64() < direct["seconds_total"].as_f64());
+}
+
+/// A communicator whose rank has what an exchange brings later than the others.
+struct LastServed(Arc<dyn Communicator>);
+
+const LATER_BY: Duration = Duration::from_millis(20);
+
+impl Wrapper for LastServed {
+    fn inner(&self) -> &Arc<dyn Communicator> {
+        &self.0
+    }
+
+    fn around(&self, inner: Arc<dyn Communicator>) -> Arc<dyn Communicator> {
+        Arc::new(LastServed(inner))
+    }
+
+    fn start(&self, request: Request) -> Result<Pending, CommError> {
+        let is_exchange = request.operation.collective() == Collective::AllToAll;
+        let pending = self.0.start(request)?;
+        Ok(if is_exchange { Pending::in_flight(Box::new(ServedLater(pending))) } else { pending })
+    }
+}
+
+struct ServedLater(Pending);
+
+impl InFlight for ServedLater {
+    fn wait(self: Box<Self>) -> Result<Completed, CommError> {
+        let completed = self.0.wait();
+        thread::sleep(LATER_BY);
+        completed
+    }
+}
+
+/// A layer takes five exchanges; the others never wait for the last rank's last. They are of the rows that are given.
+#[test]
+fn a_way_is_as_fast_as_its_slowest_rank() {
+    const ROW_BYTES: usize = 4096;
+    let four = shape(4, 4);
+    let told = on_mesh(four, |rank, _| {
+        let world = rank.world.clone();
+        let world = if world.rank() == 1 { Arc::new(LastServed(world)) } else { world };
+        let mesh = Mesh::of(world, four).unwrap().on_nodes(Nodes::of_consecutive(4, 2));
+        let sent = || rank.ledger.snapshot().iter().map(|(_, sent)| sent.bytes).sum::<u64>();
+        let before = sent();
+        let mesh = mesh.with_fastest_ways(|degree| ROW_BYTES * 4 / degree).unwrap();
+        // Each way sends every other rank its rows, five times and once before, four exchanges each.
+        let least = (3 * 6 * 4 * ROW_BYTES * 3) as u64;
+        assert!((least..2 * least).contains(&(sent() - before)), "{} of {least}", sent() - before);
+        mesh.measured_ways().to_vec()
+    });
+    assert!(told.iter().all(|ways| *ways == told[0]), "{told:?}");
+    let [measured] = &told[0][..] else { panic!("{told:?}") };
+    assert!(measured.seconds.iter().all(|seconds| *seconds >= 5.0 * LATER_BY.as_secs_f64()), "{measured}");
 }

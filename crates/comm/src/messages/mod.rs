@@ -242,4 +242,30 @@ mod tests {
         assert_eq!((missing, attendance.arrived), (vec![1], vec![0]));
         assert!(took < 3 * TIMEOUT, "{took:?}");
     }
+
+    /// Rank 1 comes to the barrier when it has sent what another lane carries.
+    #[test]
+    fn what_moves_on_another_lane_is_a_sign_of_life() {
+        const BESIDE: u32 = 2;
+        let posts = local(2);
+        let sender = posts[1].clone();
+        let [here, there] = [0, 1].map(|rank: usize| world(posts[rank].clone(), TIMEOUT));
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let _lane = there.duplicate().unwrap();
+                for _ in 0..PARTS {
+                    thread::sleep(EACH);
+                    sender.bring(0, BESIDE, vec![1; LocalPost::BYTES_MAX]);
+                }
+                there.barrier().unwrap();
+            });
+            let beside = here.duplicate().unwrap();
+            let request = Request::broadcast(1, vec![0u64; PARTS * LocalPost::BYTES_MAX / 8]);
+            let (message, begun) = (beside.start(request).unwrap(), Instant::now());
+            here.barrier().unwrap();
+            assert!(begun.elapsed() > TIMEOUT + TIMEOUT / 2, "{:?}", begun.elapsed());
+            let words = message.wait().unwrap().recv.into_u64();
+            assert!(words.iter().all(|word| *word == u64::MAX / 255));
+        });
+    }
 }

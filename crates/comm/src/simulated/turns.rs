@@ -424,3 +424,25 @@ impl Channel {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn what_the_dead_had_sent_is_lost_or_not() {
+        let left = |seed| {
+            let turns = Turns::new(2, WorldScript::undisturbed(seed));
+            for (from, to) in turns.pairs() {
+                turns.send(Channel::Messages { from, to, tag: 0 }, Box::new(|| {}));
+            }
+            let mut state = turns.state();
+            state.die(1, &turns.script);
+            state.parcels.values().map(|parcel| parcel.channel.from()).collect::<BTreeSet<_>>()
+        };
+        let seen: BTreeSet<_> = (0..20).map(left).collect();
+        assert_eq!(seen, BTreeSet::from([[0].into(), [0, 1].into()]));
+    }
+}
