@@ -37,6 +37,18 @@ pub fn check(
     op: impl Fn(&[Var]) -> Var,
     oracle: impl Fn(&[Vec<f64>]) -> Vec<f64>,
 ) {
+    check_dyn(device, inputs, tolerance, &op, &oracle);
+}
+
+/// One for all ops, which a caller may have hundreds of.
+#[track_caller]
+fn check_dyn(
+    device: &Arc<Device>,
+    inputs: &[Operand],
+    tolerance: f64,
+    op: &dyn Fn(&[Var]) -> Var,
+    oracle: &dyn Fn(&[Vec<f64>]) -> Vec<f64>,
+) {
     let tape = Tape::new(device);
     let vars: Vec<Var> = inputs.iter().map(|i| tape.leaf(Tensor::from_slice(device, &i.shape, &i.values))).collect();
     let output = op(&vars);

@@ -53,6 +53,10 @@ pub(crate) fn on_devices(f: impl Fn(&Arc<Device>)) {
     }
 }
 
+/// What is tested. Not generic: the suite has hundreds of pairs, and each would be compiled with all that follows.
+type Op<'a> = &'a dyn Fn(&[Var]) -> Var;
+type Oracle<'a> = &'a dyn Fn(&[Vec<f64>]) -> Vec<f64>;
+
 /// The op against its reference, values and gradients, in every way above.
 #[track_caller]
 pub(crate) fn check(
@@ -61,19 +65,24 @@ pub(crate) fn check(
     op: impl Fn(&[Var]) -> Var,
     oracle: impl Fn(&[Vec<f64>]) -> Vec<f64>,
 ) {
+    check_dyn(inputs, tolerance, &op, &oracle);
+}
+
+#[track_caller]
+fn check_dyn(inputs: &[Operand], tolerance: f64, op: Op, oracle: Oracle) {
     let twice = |v: &[Var]| op(v).add(&op(v));
     if inputs.iter().map(|i| i.values.len()).sum::<usize>() <= EXHAUSTIVE {
         on_devices(|device| {
-            gradcheck::check(device, inputs, tolerance, &op, &oracle);
+            gradcheck::check(device, inputs, tolerance, op, oracle);
             poison(device);
             gradcheck::check(device, inputs, tolerance, twice, |v| oracle(v).iter().map(|y| 2.0 * y).collect());
         });
     } else {
         let expected = Expected::new(inputs, oracle);
         on_devices(|device| {
-            expected.compare(device, inputs, tolerance, &op, 1.0);
+            expected.compare(device, inputs, tolerance, op, 1.0);
             poison(device);
-            expected.compare(device, inputs, tolerance, twice, 2.0);
+            expected.compare(device, inputs, tolerance, &twice, 2.0);
         });
     }
 }
@@ -92,6 +101,11 @@ pub(crate) fn check_bf16_chain(
     op: impl Fn(&[Var]) -> Var,
     oracle: impl Fn(&[Vec<f64>]) -> Vec<f64>,
 ) {
+    check_bf16_dyn(products, inputs, &op, &oracle);
+}
+
+#[track_caller]
+fn check_bf16_dyn(products: usize, inputs: &[Operand], op: Op, oracle: Oracle) {
     let rounding = products as f64 * BF16;
     let round = |x: &f32| half::bf16::from_f32(*x).to_f32();
     let inputs = inputs.iter().map(|i| Operand { values: i.values.iter().map(round).collect(), ..i.clone() });
@@ -104,12 +118,12 @@ pub(crate) fn check_bf16_chain(
     };
     let expected = Expected::new(&inputs, oracle);
     on_devices(|device| {
-        expected.compare(device, &inputs, rounding, stored, 1.0);
+        expected.compare(device, &inputs, rounding, &stored, 1.0);
         // Into buffers of bf16, set and added to: each sum is rounded once more.
         poison(device);
-        expected.compare_parameters(device, &inputs, rounding + 0.5 * BF16, &op, 1);
+        expected.compare_parameters(device, &inputs, rounding + 0.5 * BF16, op, 1);
         poison(device);
-        expected.compare_parameters(device, &inputs, rounding + BF16, &op, 2);
+        expected.compare_parameters(device, &inputs, rounding + BF16, op, 2);
     });
 }
 
@@ -123,7 +137,7 @@ struct Expected {
 }
 
 impl Expected {
-    fn new(inputs: &[Operand], oracle: impl Fn(&[Vec<f64>]) -> Vec<f64>) -> Expected {
+    fn new(inputs: &[Operand], oracle: Oracle) -> Expected {
         let wide: Vec<Vec<f64>> = inputs.iter().map(|i| i.values.iter().map(|&x| f64::from(x)).collect()).collect();
         let value = oracle(&wide);
         let direction = random(&[value.len()], 900).values;
@@ -153,14 +167,7 @@ impl Expected {
     }
 
     #[track_caller]
-    fn compare(
-        &self,
-        device: &Arc<Device>,
-        inputs: &[Operand],
-        tolerance: f64,
-        op: impl Fn(&[Var]) -> Var,
-        times: f64,
-    ) {
+    fn compare(&self, device: &Arc<Device>, inputs: &[Operand], tolerance: f64, op: Op, times: f64) {
         let tape = Tape::new(device);
         let vars: Vec<Var> = inputs.iter().map(|i| tape.leaf(tensor(device, i))).collect();
         let output = op(&vars);
@@ -173,14 +180,7 @@ impl Expected {
 
     /// Gradients of bf16 parameters after `passes` ways back.
     #[track_caller]
-    fn compare_parameters(
-        &self,
-        device: &Arc<Device>,
-        inputs: &[Operand],
-        tolerance: f64,
-        op: impl Fn(&[Var]) -> Var,
-        passes: usize,
-    ) {
+    fn compare_parameters(&self, device: &Arc<Device>, inputs: &[Operand], tolerance: f64, op: Op, passes: usize) {
         let parameters: Vec<Parameter> =
             inputs.iter().map(|i| Parameter::new("p", tensor(device, i).cast(Dtype::Bf16))).collect();
         for _ in 0..passes {
