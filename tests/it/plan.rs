@@ -263,12 +263,12 @@ fn check_skewed(what: &str, recipe: &Recipe, layout: Layout) -> Imbalance {
     imbalance
 }
 
-/// The repository's models, and others of other seeds, widths and skews, in one micro-batch and in several.
+/// The repository's models, of two layers, and others of other seeds, widths and skews, in one micro-batch and in several.
 #[test]
 fn the_measured_imbalance_bounds_the_peak() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes");
     let sizes = |name: &str, set: &[&str]| {
-        let set: Vec<String> = set.iter().map(|set| (*set).to_owned()).collect();
+        let set: Vec<String> = ["model.layers=2"].iter().chain(set).map(|set| (*set).to_owned()).collect();
         let loaded = config::load(&root.join(name).with_extension("toml"), &set, None).unwrap();
         train::sizes(&loaded.config)
     };

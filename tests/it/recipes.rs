@@ -71,7 +71,7 @@ fn train_every_recipe(backend: &str, steps: u64) {
             .env("GUILDHALL_CATALOGUES", folder.path().join("locale"))
             .arg("train")
             .arg(&recipe)
-            .args(["--backend", backend, "--set", "train.batch_tokens=512"])
+            .args(["--backend", backend, "--set", "train.batch_tokens=256"])
             .args(["--set", &format!("train.steps={steps}"), "--set", "train.warmup_steps=1"])
             .args(["--set", &format!("train.eval_every={steps}"), "--set", "train.eval_rows=2"])
             .args(["--set", "data.max_bytes=400000"])
