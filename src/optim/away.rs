@@ -49,7 +49,9 @@ pub(super) struct Away {
     mover: Mover,
     walk: Option<Course>,
     moved: Moved,
-    shards: Vec<Shard>,
+    /// Of each weight, the first element of this rank's share, and where the share's gradient begins among all that are
+    /// stored.
+    shares: Vec<(usize, usize)>,
     /// Number of messages of reduced gradients in flight.
     leaving: usize,
     /// Whether this step's reduced gradients have been offloaded.
@@ -92,6 +94,11 @@ impl Away {
         let backing = Backing::new(device, place, shards).map_err(fail)?;
         let host = backing.host().cloned();
         let mover = Mover::new(device, rank, backing).map_err(fail)?;
+        let begins = shards.iter().scan(0, |next, shard| {
+            let begin = *next;
+            *next += shard.range.len();
+            Some((shard.range.start, begin))
+        });
         Ok(Away {
             rank,
             device: device.clone(),
@@ -101,7 +108,7 @@ impl Away {
             mover,
             walk: None,
             moved: Moved::default(),
-            shards: shards.to_vec(),
+            shares: begins.collect(),
             leaving: 0,
             has_sums: false,
             squares: None,
@@ -138,9 +145,8 @@ impl Away {
 
     fn part(&self, landing: &Landing) -> GradientPart {
         let Landing { weight, elements, at } = landing;
-        let first = elements.start - self.shards[*weight].range.start;
-        let before: usize = self.shards[..*weight].iter().map(|shard| shard.range.len()).sum();
-        GradientPart { to: before + first, from: *at..at + elements.len() }
+        let (first, begin) = self.shares[*weight];
+        GradientPart { to: begin + elements.start - first, from: *at..at + elements.len() }
     }
 
     /// Returns when no reduced gradients are in flight.
