@@ -119,7 +119,7 @@ pub(super) fn here(backend: Backend, measuring: Measuring) -> Option<FoundBlocki
     }
     // All cores that this process may use are at work, as in a step.
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let measure = || crate::launch::in_pool(threads, || Blocking::measured(threads));
+    let measure = || Blocking::measured(threads);
     let is_worth_it = matches!(measuring, Measuring::IfWorth { flop } if flop >= WORTH_FLOP);
     Some(found(cache_folder().as_deref(), MeasuredProcessor::here(threads), is_worth_it, measure))
 }

@@ -122,16 +122,6 @@ fn network(config: &parallel::Config) -> Option<Network> {
     })
 }
 
-/// Runs `f` where so many threads share its work. A pool of one is the calling thread itself.
-pub fn in_pool<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-    match pool {
-        Ok(pool) if threads > 1 => pool.install(f),
-        // Without more threads kernels run on this one; they give the same numbers for the same device.
-        _ => f(),
-    }
-}
-
 /// The error that began it: of ranks that failed by themselves the first, else any.
 pub fn first_cause<T, E>(
     results: Vec<Result<T, Failure<E>>>,

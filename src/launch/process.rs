@@ -20,7 +20,7 @@ use super::ending::{Ending, verdict};
 use super::heard::{Heard, PULSE};
 use super::node::{RankPlace, places_on};
 use super::standstill::{DiskPatience, ThreadWatch};
-use super::{GiveUp, Rank, Refusal, RunFailure, Tellable, in_pool, rank_of, share_of_cores};
+use super::{GiveUp, Rank, Refusal, RunFailure, Tellable, rank_of, share_of_cores};
 use crate::parallel::{self, Nodes};
 
 /// So often in a timeout a process says that it lives, while others wait for it.
@@ -311,7 +311,7 @@ impl Process {
                 let place = self.places[world.rank()];
                 let rank = rank_of(world.clone(), config, (&self.nodes, place), (threads, self.blocking), facts);
                 self.path.begin(&world, &rank.device, self.timeout).unwrap_or_else(|failure| failure.raise());
-                let result = in_pool(threads, || f(rank.clone()));
+                let result = f(rank.clone());
                 if result.is_ok() {
                     self.path.end(&world);
                 }

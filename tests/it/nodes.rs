@@ -227,7 +227,7 @@ fn a_way_is_as_fast_as_its_slowest_rank() {
         let world = rank.world.clone();
         let world = if world.rank() == 1 { Arc::new(LastServed(world)) } else { world };
         let mesh = Mesh::of(world, four).unwrap().on_nodes(Nodes::of_consecutive(4, 2));
-        let sent = || rank.ledger.snapshot().iter().map(|(_, sent)| sent.bytes).sum::<u64>();
+        let sent = || rank.ledger.snapshot().values().map(|sent| sent.bytes).sum::<u64>();
         let before = sent();
         let mesh = mesh.with_fastest_ways(|degree| ROW_BYTES * 4 / degree).unwrap();
         // Each way sends every other rank its rows, five times and once before, four exchanges each.

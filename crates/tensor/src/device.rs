@@ -13,11 +13,14 @@ use crate::cpu::gemm::Blocking;
 use crate::gpu::{EngineError, Gpu, SimulatedLimits};
 use crate::kernel_times::{KernelTime, KernelTimes};
 use crate::pool::Free;
+use crate::team::Team;
 
 /// Threads and memory of one rank. Cheap to share; every tensor holds one.
 #[derive(Debug)]
 pub struct Device {
     threads: usize,
+    /// There once some work has been shared.
+    team: OnceLock<Team>,
     blocking: Blocking,
     engine: Engine,
     account: Account,
@@ -41,7 +44,7 @@ pub(crate) enum Engine {
 }
 
 impl Device {
-    /// A device whose kernels use up to `threads` threads of the rayon pool they are called in.
+    /// A device whose kernels use up to `threads` threads, of which the calling one is the first.
     pub fn new(threads: usize) -> Arc<Device> {
         Device::blocked(threads, Blocking::default())
     }
@@ -91,8 +94,8 @@ impl Device {
     fn with(threads: usize, blocking: Blocking, engine: Engine) -> Arc<Device> {
         let (multiply_adds, crossings) = (AtomicU64::new(0), AtomicU64::new(0));
         let (account, free, scope) = (Account::new(), Mutex::default(), Mutex::new("".into()));
-        let times = OnceLock::new();
-        Arc::new(Device { threads, blocking, engine, account, multiply_adds, crossings, free, scope, times })
+        let (times, team) = (OnceLock::new(), OnceLock::new());
+        Arc::new(Device { threads, team, blocking, engine, account, multiply_adds, crossings, free, scope, times })
     }
 
     /// How products are divided.
@@ -272,13 +275,12 @@ impl Device {
         if parts == 1 {
             return f(0..n);
         }
-        rayon::scope(|scope| {
-            for part in 1..parts {
-                let f = &f;
-                scope.spawn(move |_| f(n * part / parts..n * (part + 1) / parts));
-            }
-            f(0..n / parts);
-        });
+        self.share((0..parts).map(|part| n * part / parts..n * (part + 1) / parts), f);
+    }
+
+    /// Calls `f` with each part, on all of the device's threads, and returns when all have returned.
+    pub(crate) fn share<T: Send>(&self, parts: impl IntoIterator<Item = T>, f: impl Fn(T) + Sync) {
+        self.team.get_or_init(|| Team::new(self.threads)).share(parts, f);
     }
 }
 

@@ -36,6 +36,7 @@ mod pool;
 mod row_ids;
 mod storage;
 mod tape;
+mod team;
 mod tensor;
 mod transfer;
 mod value;

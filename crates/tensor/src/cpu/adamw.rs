@@ -125,23 +125,12 @@ fn update(device: &Device, rule: &AdamW, weights: &mut [f32], gradient: &[f32], 
         );
     }
     let length = weights.len().div_ceil(parts);
-    rayon::scope(|scope| {
-        let runs = weights.chunks_mut(length).zip(gradient.chunks(length));
-        for (i, ((w, g), (m, v))) in runs.zip(m.chunks_mut(length).zip(v.chunks_mut(length))).enumerate() {
-            if i + 1 == parts {
-                simd(
-                    #[inline(always)]
-                    || update_run(rule, w, g, m, v),
-                );
-            } else {
-                scope.spawn(move |_| {
-                    simd(
-                        #[inline(always)]
-                        || update_run(rule, w, g, m, v),
-                    )
-                });
-            }
-        }
+    let runs = weights.chunks_mut(length).zip(gradient.chunks(length));
+    device.share(runs.zip(m.chunks_mut(length).zip(v.chunks_mut(length))), |((w, g), (m, v))| {
+        simd(
+            #[inline(always)]
+            || update_run(rule, w, g, m, v),
+        );
     });
 }
 

@@ -66,29 +66,19 @@ pub(crate) fn for_rows2<T: Send>(
             || f(0, out, other),
         );
     }
-    rayon::scope(|scope| {
-        let (mut out, mut other, mut first) = (out, other, 0);
-        for part in 0..parts {
-            let count = rows * (part + 1) / parts - first;
-            let (run, rest) = std::mem::take(&mut out).split_at_mut(count * width);
-            let (other_run, other_rest) = std::mem::take(&mut other).split_at_mut(count * other_width);
-            (out, other) = (rest, other_rest);
-            let (f, start) = (&f, first);
-            if part + 1 == parts {
-                simd(
-                    #[inline(always)]
-                    || f(start, run, other_run),
-                );
-            } else {
-                scope.spawn(move |_| {
-                    simd(
-                        #[inline(always)]
-                        || f(start, run, other_run),
-                    )
-                });
-            }
-            first += count;
-        }
+    let (mut out, mut other) = (out, other);
+    let runs = (0..parts).map(|part| {
+        let (first, next) = (rows * part / parts, rows * (part + 1) / parts);
+        let (run, rest) = std::mem::take(&mut out).split_at_mut((next - first) * width);
+        let (other_run, other_rest) = std::mem::take(&mut other).split_at_mut((next - first) * other_width);
+        (out, other) = (rest, other_rest);
+        (first, run, other_run)
+    });
+    device.share(runs, |(first, run, other_run)| {
+        simd(
+            #[inline(always)]
+            || f(first, run, other_run),
+        );
     });
 }
 

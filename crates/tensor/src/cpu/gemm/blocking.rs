@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::kernel::Kernel;
 use super::{Numbers, SET, View, multiply_on_thread};
 use crate::cpu::stored::round;
+use crate::team::Team;
 
 /// How products of each type are divided on a processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,7 +100,7 @@ impl Default for Blocking {
 }
 
 impl Blocking {
-    /// What this processor does best while `threads` threads of the rayon pool do the same: about a second of products.
+    /// What this processor does best while `threads` threads do the same: about a second of products.
     pub fn measured(threads: usize) -> Blocking {
         let [f32, bf16] = kernels().map(|kernel| measured(kernel, threads));
         Blocking { f32, bf16 }
@@ -191,17 +192,14 @@ impl SampleProduct {
 /// First what is best where rows of A are packed, then whether that is better than reading them in place.
 fn measured(kernel: Kernel, threads: usize) -> ProductBlocks {
     let choices = Choices::of(kernel);
-    // Each task has its own, as ranks and tasks do, in memory that a thread of the pool was the first to write.
+    // Each task has its own, as ranks and tasks do, in memory that a thread of the team was the first to write.
     let slots: Vec<Mutex<Option<SampleProduct>>> = (0..threads).map(|_| Mutex::default()).collect();
+    let team = Team::new(threads);
     let seconds = |blocks: ProductBlocks, is_transposed: bool| {
         let begun = Instant::now();
-        rayon::scope(|scope| {
-            for slot in &slots {
-                scope.spawn(move |_| {
-                    let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-                    slot.get_or_insert_with(|| SampleProduct::new(kernel)).run(is_transposed, blocks);
-                });
-            }
+        team.share(&slots, |slot| {
+            let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+            slot.get_or_insert_with(|| SampleProduct::new(kernel)).run(is_transposed, blocks);
         });
         begun.elapsed().as_secs_f64()
     };

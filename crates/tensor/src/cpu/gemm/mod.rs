@@ -116,29 +116,20 @@ unsafe fn gemm_onto<T: SumElement>(device: &Device, c: MatMut<T>, a: View, b: Vi
     let (long, tile) = if by_rows { (a.rows, tile_rows) } else { (b.cols, tile_cols) };
     // Whole register tiles for every part but the last.
     let cut = |part: usize| (long * part / parts).next_multiple_of(tile).min(long);
-    rayon::scope(|scope| {
-        for part in 0..parts {
-            let (first, count) = (cut(part), cut(part + 1) - cut(part));
-            let run = move || {
-                let (left, right) = factors;
-                // SAFETY: the parts are disjoint blocks of C inside the checked shapes.
-                unsafe {
-                    if by_rows {
-                        let left = left.block(first, 0, count, a.cols);
-                        let (c, onto) = (c.block(first, 0, count, c.cols), onto.block(first, 0, count, c.cols));
-                        kernel.multiply(c, (left, right), onto, blocks);
-                    } else {
-                        let right = right.block(0, first, b.rows, count);
-                        let (c, onto) = (c.block(0, first, c.rows, count), onto.block(0, first, c.rows, count));
-                        kernel.multiply(c, (left, right), onto, blocks);
-                    }
-                }
-            };
-            match count {
-                // A block of nothing would begin behind the matrix.
-                0 => {}
-                _ if part + 1 == parts => run(),
-                _ => scope.spawn(move |_| run()),
+    // A block of nothing would begin behind the matrix.
+    let runs = (0..parts).map(|part| (cut(part), cut(part + 1) - cut(part))).filter(|&(_, count)| count > 0);
+    device.share(runs, |(first, count)| {
+        let (left, right) = factors;
+        // SAFETY: the parts are disjoint blocks of C inside the checked shapes.
+        unsafe {
+            if by_rows {
+                let left = left.block(first, 0, count, a.cols);
+                let (c, onto) = (c.block(first, 0, count, c.cols), onto.block(first, 0, count, c.cols));
+                kernel.multiply(c, (left, right), onto, blocks);
+            } else {
+                let right = right.block(0, first, b.rows, count);
+                let (c, onto) = (c.block(0, first, c.rows, count), onto.block(0, first, c.rows, count));
+                kernel.multiply(c, (left, right), onto, blocks);
             }
         }
     });
