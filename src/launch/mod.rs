@@ -1,5 +1,5 @@
-//! Ranks are made here, and nowhere else is it known what they are: threads of this process, each with a pool of
-//! compute threads of its own. A run may have ranks in other processes too: a [`Process`] has those of this one. Under a
+//! Ranks are made here, and nowhere else is it known what they are: threads of this process, each with a device that
+//! has compute threads of its own. A run may have ranks in other processes too: a [`Process`] has those of this one. Under a
 //! launcher of MPI it has one.
 //!
 //! ```text

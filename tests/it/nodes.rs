@@ -2,7 +2,6 @@
 //! planned, and says what it does.
 
 use std::collections::BTreeMap;
-
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;

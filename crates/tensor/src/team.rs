@@ -11,9 +11,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Looks of a thread that waits before it lets others run in between.
+/// How often a thread that waits looks before it lets others run between its looks.
 const LOOKS_AT_ONCE: u32 = 1000;
-/// How long it looks before it sleeps.
+/// How long it does that before it sleeps.
 const AWAKE: Duration = Duration::from_micros(200);
 
 /// Threads that do parts of one thing at a time.
@@ -46,7 +46,7 @@ struct TeamOrder {
     /// Helpers that have a part.
     helpers: usize,
     asleep: usize,
-    /// Of the first part that panicked.
+    /// Of the first helper that panicked.
     panic: Option<Box<dyn Any + Send>>,
     is_over: bool,
 }
@@ -93,7 +93,7 @@ impl Team {
 }
 
 impl Drop for Team {
-    /// Helpers end by themselves: one of them may be who drops the team.
+    /// Helpers end by themselves; nobody waits for them.
     fn drop(&mut self) {
         self.desk.lock().is_over = true;
         self.desk.number.fetch_add(1, Ordering::Release);

@@ -12,7 +12,7 @@ pub(super) struct Mat<T = f32> {
     pub(super) col_stride: usize,
 }
 
-// SAFETY: a `Mat` is of a borrow that outlives the kernels' threads. Nobody writes to it meanwhile or, where it is C to be read,
+// SAFETY: a `Mat` is of a borrow that outlives all parts of the product. Nobody writes to it meanwhile or, where it is C to be read,
 // only the thread that has the block.
 unsafe impl<T: Sync> Send for Mat<T> {}
 
