@@ -44,7 +44,7 @@ pub(crate) enum Engine {
 }
 
 impl Device {
-    /// A device whose kernels use up to `threads` threads, of which the calling one is the first.
+    /// A device whose kernels use up to `threads` threads, one of which is the calling one.
     pub fn new(threads: usize) -> Arc<Device> {
         Device::blocked(threads, Blocking::default())
     }
@@ -279,7 +279,10 @@ impl Device {
     }
 
     /// Calls `f` with each part, on all of the device's threads, and returns when all have returned.
-    pub(crate) fn share<T: Send>(&self, parts: impl IntoIterator<Item = T>, f: impl Fn(T) + Sync) {
+    pub(crate) fn share<P>(&self, parts: P, f: impl Fn(P::Item) + Sync)
+    where
+        P: IntoIterator<Item: Send, IntoIter: Send>,
+    {
         self.team.get_or_init(|| Team::new(self.threads)).share(parts, f);
     }
 }

@@ -1,18 +1,18 @@
-//! The threads that share a device's work: the one that asks for it, and helpers that wait to be asked.
+//! The threads that share a device's work: whoever asks for it, and helpers that wait to be asked.
 //!
 //! Kernels follow each other within microseconds, and to wake a thread that sleeps takes some forty. So a helper without work
-//! looks for some for a while before it sleeps, and whoever waits for helpers does the same. Which thread does a part
-//! changes nothing about it.
+//! looks for some for a while before it sleeps, and whoever waits for helpers does the same. Each thread takes the next part
+//! that is left, so that nobody waits for a helper that has not begun; which thread does a part changes nothing about it.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// How often a thread that waits looks before it lets others run between its looks.
-const LOOKS_AT_ONCE: u32 = 1000;
+const LOOKS_AT_ONCE: u32 = 100;
 /// How long it does that before it sleeps.
 const AWAKE: Duration = Duration::from_micros(200);
 
@@ -20,17 +20,17 @@ const AWAKE: Duration = Duration::from_micros(200);
 #[derive(Debug)]
 pub(crate) struct Team {
     desk: Arc<TeamDesk>,
-    helpers: usize,
+    helpers: Vec<JoinHandle<()>>,
 }
 
-/// What is asked of helpers, and how far they are.
+/// What is asked of helpers, and how many are at it.
 #[derive(Debug, Default)]
 struct TeamDesk {
     order: Mutex<TeamOrder>,
     /// Changes with every order; helpers look at it without the lock.
     number: AtomicU64,
-    /// Helpers that have not done their part yet.
-    left: AtomicUsize,
+    /// Helpers at work; more only with the lock.
+    at_work: AtomicUsize,
     /// Whether a thread waits for helpers, asleep.
     is_awaited: AtomicBool,
     /// Whether some thread has the helpers.
@@ -42,49 +42,60 @@ struct TeamDesk {
 #[derive(Debug, Default)]
 struct TeamOrder {
     number: u64,
+    /// Absent where nobody may begin any more.
     job: Option<TeamJob>,
-    /// Helpers that have a part.
-    helpers: usize,
+    /// Helpers that may still begin.
+    wanted: usize,
+    /// Helpers that wait for `ordered`.
     asleep: usize,
     /// Of the first helper that panicked.
     panic: Option<Box<dyn Any + Send>>,
     is_over: bool,
 }
 
-/// A reference to what a part does, which lives until all helpers have done theirs.
+/// A reference to what does parts until none is left. It lives until no helper is at work and none can begin.
 #[derive(Debug, Clone, Copy)]
-struct TeamJob(*const (dyn Fn(usize) + Sync));
+struct TeamJob(*const (dyn Fn() + Sync));
 
 // SAFETY: what it points to may be called from several threads.
 unsafe impl Send for TeamJob {}
 
 impl Team {
-    /// So many threads, of which the calling one is the first. Where the system gives fewer, those there are do all parts.
+    /// For so many threads, one of which is whoever shares work. Where the system gives fewer, those there are do all of it.
     pub(crate) fn new(threads: usize) -> Team {
         let desk = Arc::<TeamDesk>::default();
+        let of = thread::current().name().unwrap_or("device").to_owned();
         let start = |number: usize| {
             let desk = desk.clone();
-            thread::Builder::new().name(format!("kernels {number}")).spawn(move || desk.help(number - 1))
+            thread::Builder::new().name(format!("{of} k{number}")).spawn(move || desk.help())
         };
-        let helpers = (1..threads).map_while(|number| start(number).ok()).count();
+        let helpers = (1..threads).map_while(|number| start(number).ok()).collect();
         Team { desk, helpers }
     }
 
-    /// Calls `f` with each part, on several threads at once, and returns when all have returned. A panic of one is passed on.
-    /// Where the helpers are at work already, for another thread or an outer part, the caller does all.
-    pub(crate) fn share<T: Send>(&self, parts: impl IntoIterator<Item = T>, f: impl Fn(T) + Sync) {
-        let slots: Vec<Mutex<Option<T>>> = parts.into_iter().map(|part| Mutex::new(Some(part))).collect();
-        let do_part = |place: usize| {
-            let part = slots[place].lock().unwrap_or_else(PoisonError::into_inner).take();
-            f(part.expect("each place is asked for once"));
-        };
-        let helpers = self.helpers.min(slots.len().saturating_sub(1));
+    /// Calls `f` with each part, on several threads at once, and returns when all have returned. A panic is passed on when
+    /// no part is under way any more; some may not have been begun then. Where the helpers are at work already, for another
+    /// thread or an outer part, the caller does all.
+    pub(crate) fn share<P>(&self, parts: P, f: impl Fn(P::Item) + Sync)
+    where
+        P: IntoIterator<Item: Send, IntoIter: Send>,
+    {
+        let parts = parts.into_iter();
+        let most = parts.size_hint().1.unwrap_or(usize::MAX);
+        let helpers = self.helpers.len().min(most.saturating_sub(1));
         if helpers == 0 || self.desk.is_busy.swap(true, Ordering::Acquire) {
-            return (0..slots.len()).for_each(do_part);
+            return parts.for_each(f);
         }
-        self.desk.order_from(helpers, &do_part);
-        let own = catch_unwind(AssertUnwindSafe(|| (helpers..slots.len()).for_each(do_part)));
-        let theirs = self.desk.await_helpers();
+        let parts = Mutex::new(parts);
+        let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || {
+            while let Some(part) = next() {
+                f(part);
+            }
+        };
+        self.desk.open(helpers, &work);
+        let own = catch_unwind(AssertUnwindSafe(work));
+        let theirs = self.desk.close();
         self.desk.is_busy.store(false, Ordering::Release);
         if let Some(panic) = own.err().or(theirs) {
             resume_unwind(panic);
@@ -93,11 +104,15 @@ impl Team {
 }
 
 impl Drop for Team {
-    /// Helpers end by themselves; nobody waits for them.
+    /// No helper waits for itself: whoever shares work has the team until its helpers are done.
     fn drop(&mut self) {
         self.desk.lock().is_over = true;
         self.desk.number.fetch_add(1, Ordering::Release);
         self.desk.ordered.notify_all();
+        for helper in self.helpers.drain(..) {
+            // It passes panics on and has none of its own.
+            let _ = helper.join();
+        }
     }
 }
 
@@ -106,26 +121,23 @@ impl TeamDesk {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has each of the first `helpers` do the part of its number. The caller keeps `job` until they have been awaited.
-    fn order_from(&self, helpers: usize, job: &(dyn Fn(usize) + Sync)) {
-        self.left.store(helpers, Ordering::Relaxed);
+    /// Lets so many helpers begin with `job`, which the caller keeps until the order is closed.
+    fn open(&self, helpers: usize, job: &(dyn Fn() + Sync)) {
+        // SAFETY: only the lifetime changes, and `Team::share` closes every order before it ends, whatever panics.
+        let job = unsafe { std::mem::transmute::<&(dyn Fn() + Sync), &'static (dyn Fn() + Sync)>(job) };
         let mut order = self.lock();
-        // SAFETY: only the lifetime changes, and `Team::share` waits for all helpers before it ends, whatever panics.
-        let job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(job) };
-        order.job = Some(TeamJob(job));
-        order.helpers = helpers;
+        (order.job, order.wanted) = (Some(TeamJob(job)), helpers);
         order.number += 1;
         self.number.store(order.number, Ordering::Release);
-        let sleep = order.asleep > 0;
+        let asleep = order.asleep.min(helpers);
         drop(order);
-        if sleep {
-            self.ordered.notify_all();
-        }
+        (0..asleep).for_each(|_| self.ordered.notify_one());
     }
 
-    /// Returns when all helpers have done their parts, with the first panic.
-    fn await_helpers(&self) -> Option<Box<dyn Any + Send>> {
-        let are_done = || self.left.load(Ordering::SeqCst) == 0;
+    /// Lets nobody begin any more, and returns when all who have are done, with the first panic.
+    fn close(&self) -> Option<Box<dyn Any + Send>> {
+        self.lock().job = None;
+        let are_done = || self.at_work.load(Ordering::SeqCst) == 0;
         if !looked(are_done) {
             let mut order = self.lock();
             // Whoever ends last after this sees it; whoever has ended before is seen.
@@ -135,31 +147,33 @@ impl TeamDesk {
             }
             self.is_awaited.store(false, Ordering::SeqCst);
         }
-        let mut order = self.lock();
-        order.job = None;
-        order.panic.take()
+        self.lock().panic.take()
     }
 
     /// What a helper does all its life.
-    fn help(&self, place: usize) {
+    fn help(&self) {
         let mut seen = 0;
-        while let Some((number, job)) = self.next(seen, place) {
+        while let Some((number, job)) = self.next(seen) {
             seen = number;
             let Some(TeamJob(job)) = job else { continue };
-            // SAFETY: who has ordered waits for `left`, which counts this helper until its part is done.
-            let done = catch_unwind(AssertUnwindSafe(|| unsafe { (*job)(place) }));
-            if let Err(panic) = done {
-                self.lock().panic.get_or_insert(panic);
+            // SAFETY: whoever has opened the order waits until this helper is no more at work.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| unsafe { (*job)() })) {
+                let mut order = self.lock();
+                match order.panic {
+                    None => order.panic = Some(panic),
+                    // To drop it may panic again.
+                    Some(_) => std::mem::forget(panic),
+                }
             }
-            if self.left.fetch_sub(1, Ordering::SeqCst) == 1 && self.is_awaited.load(Ordering::SeqCst) {
+            if self.at_work.fetch_sub(1, Ordering::SeqCst) == 1 && self.is_awaited.load(Ordering::SeqCst) {
                 drop(self.lock());
                 self.done.notify_one();
             }
         }
     }
 
-    /// The next order after one, with what this helper has to do of it; `None` when there will be none.
-    fn next(&self, seen: u64, place: usize) -> Option<(u64, Option<TeamJob>)> {
+    /// The next order after one, begun with if this helper may; `None` when there will be none.
+    fn next(&self, seen: u64) -> Option<(u64, Option<TeamJob>)> {
         looked(|| self.number.load(Ordering::Acquire) != seen);
         let mut order = self.lock();
         while order.number == seen && !order.is_over {
@@ -167,7 +181,11 @@ impl TeamDesk {
             order = self.ordered.wait(order).unwrap_or_else(PoisonError::into_inner);
             order.asleep -= 1;
         }
-        let job = order.job.filter(|_| place < order.helpers);
+        let job = order.job.filter(|_| order.wanted > 0);
+        if job.is_some() {
+            order.wanted -= 1;
+            self.at_work.fetch_add(1, Ordering::SeqCst);
+        }
         (!order.is_over).then_some((order.number, job))
     }
 }
@@ -255,27 +273,27 @@ mod tests {
     fn a_panic_is_passed_on_and_the_team_goes_on() {
         let team = Team::new(3);
         for bad in 0..3 {
+            let part = |place: usize| assert!(place != bad, "part {place}");
+            let ended = catch_unwind(AssertUnwindSafe(|| team.share(0..3, part)));
+            assert_eq!(ended.unwrap_err().downcast_ref::<String>(), Some(&format!("part {bad}")));
             let done = AtomicUsize::new(0);
-            let part = |place: usize| match place == bad {
-                true => panic!("part {place}"),
-                false => done.fetch_add(1, Ordering::Relaxed),
-            };
-            let ended = catch_unwind(AssertUnwindSafe(|| {
-                team.share(0..3, |place| {
-                    part(place);
-                });
-            }));
-            let told = ended.unwrap_err();
-            assert_eq!(told.downcast_ref::<String>(), Some(&format!("part {bad}")));
-            assert_eq!(done.into_inner(), 2, "the others end first");
+            team.share(0..3, |place| {
+                done.fetch_add(place, Ordering::Relaxed);
+            });
+            assert_eq!(done.into_inner(), 3);
         }
     }
 
+    /// Nobody waits for helpers that have not begun: the first part goes on when another thread has done the second.
     #[test]
-    fn a_team_may_end_on_a_helper() {
-        let team = Arc::new(Team::new(2));
-        let last = Mutex::new(Some(team.clone()));
-        team.share(0..2, |_| drop(last.lock().unwrap().take()));
-        drop(team);
+    fn whoever_is_free_takes_what_is_left() {
+        let (team, are_done) = (Team::new(2), AtomicUsize::new(0));
+        team.share(0..20, |part| {
+            while part == 0 && are_done.load(Ordering::Relaxed) < 19 {
+                thread::yield_now();
+            }
+            are_done.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(are_done.into_inner(), 20);
     }
 }
