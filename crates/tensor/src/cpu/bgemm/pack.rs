@@ -35,6 +35,56 @@ pub(super) unsafe fn pack(to: *mut u32, lines: Factor, per_panel: usize, order: 
 /// As [`pack`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn pack_from<T: Packs>(to: *mut u32, m: Mat<T>, per_panel: usize, order: WordOrder) {
+    // SAFETY: forwarded from the caller.
+    unsafe {
+        if m.col_stride != 1 && order == WordOrder::WordByWord {
+            pack_across_k(to, m, per_panel);
+        } else {
+            pack_squares(to, m, per_panel, order);
+        }
+    }
+}
+
+/// A few pairs of k for all panels, then the next few: as many pieces of the matrix as one set of a cache has room for, if
+/// k lie pages apart.
+///
+/// # Safety
+/// As [`pack`]; lines are side by side in memory.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn pack_across_k<T: Packs>(to: *mut u32, m: Mat<T>, per_panel: usize) {
+    const PAIRS: usize = 4;
+    /// In k. The hardware does not look ahead where each k lies in a page of its own.
+    const AHEAD: usize = STEP;
+    let (panels, steps) = (m.rows.div_ceil(per_panel), m.cols.div_ceil(STEP));
+    for pairs in (0..steps * SIDE).step_by(PAIRS) {
+        for panel in 0..panels {
+            let first = panel * per_panel;
+            let count = per_panel.min(m.rows - first);
+            for pair in pairs..pairs + PAIRS {
+                let run = |k: usize| {
+                    let from = m.data.wrapping_add(first * m.row_stride + k * m.col_stride);
+                    (from, if k < m.cols { count } else { 0 })
+                };
+                // SAFETY: a prefetch may point anywhere. Beyond the last k nothing is read, and the word lies inside the
+                // packed memory.
+                unsafe {
+                    let ahead = run(2 * pair + AHEAD).0;
+                    _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
+                    _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(m.col_stride).cast());
+                    let word = T::pairs([run(2 * pair), run(2 * pair + 1)]);
+                    _mm512_store_ps(to.add(panel * steps * SQUARE + pair * SIDE).cast(), word);
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`pack`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn pack_squares<T: Packs>(to: *mut u32, m: Mat<T>, per_panel: usize, order: WordOrder) {
     let (panels, steps) = (m.rows.div_ceil(per_panel), m.cols.div_ceil(STEP));
     let square = |panel: usize, step: usize| {
         let (first, k) = (panel * per_panel, step * STEP);
@@ -42,9 +92,8 @@ unsafe fn pack_from<T: Packs>(to: *mut u32, m: Mat<T>, per_panel: usize, order: 
         // SAFETY: the square lies inside the matrix, and its place inside the packed memory.
         unsafe {
             let from = m.block(first, k, count, depth);
-            let words = if m.col_stride == 1 { along_k(from) } else { across_k(from) };
-            let is_as_stored = (m.col_stride == 1) == (order == WordOrder::LineByLine);
-            let words = if is_as_stored { words } else { transpose(words) };
+            let lines = if m.col_stride == 1 { along_k(from) } else { transpose(across_k(from)) };
+            let words = if order == WordOrder::LineByLine { lines } else { transpose(lines) };
             let to = to.add((panel * steps + step) * SQUARE);
             words.iter().enumerate().for_each(|(at, word)| _mm512_store_ps(to.add(at * SIDE).cast(), *word));
         }
