@@ -4,43 +4,50 @@ use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::program::{PROGRAM, RECIPE, Workshop, send_signal};
+use crate::program::{Finished, PROGRAM, RECIPE, Workshop, send_signal};
 use crate::{LONG, TOLD, launched, processes, ranks};
 
-/// Has the shell's process looked after as `docs/clusters.md` has it, with so many seconds between looks.
-fn guarded(seconds: &str) -> String {
+/// What of `docs/clusters.md` begins so, until that.
+fn documented(begin: &str, end: &str) -> String {
     let document = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/clusters.md")).expect("a document");
-    let begin = document.find("guard() {").expect("a function");
-    let length = document[begin..].find("\n}").expect("its end") + 2;
-    format!("{}; (guard $$ {seconds}) >/dev/null 2>&1 & ", &document[begin..begin + length])
+    let (_, from) = document.split_once(begin).expect("where it begins");
+    let (text, _) = from.split_once(end).expect("where it ends");
+    format!("{begin}{text}{end}")
 }
 
+/// The documented loop, whose launcher first has a child for more than ten looks, then none.
 #[test]
-fn a_launcher_that_outlives_its_processes_is_ended() {
+fn a_launcher_that_outlives_its_processes_is_started_again() {
+    const COMMAND: &str = "mpirun -n 8 target/release/guildhall train RECIPE --resume";
     let shop = Workshop::new();
+    shop.write("launcher", "echo begun >>log; [ -e stuck ] && exit 2; sleep 3; touch stuck; exec sleep 600");
+    let restarts = documented("trap ", "exit $code");
+    assert!([COMMAND, " 30)", "sleep 10"].iter().all(|part| restarts.contains(part)), "{restarts}");
+    let restarts = restarts.replace(COMMAND, "sh launcher").replace(" 30)", " 0.1)").replace("sleep 10", "sleep 0.1");
+    shop.write("restarts", &restarts);
     let begun = Instant::now();
-    let launcher = |run: &str, then: &str| {
-        let train = format!("{PROGRAM} train {RECIPE} --ranks 2 {LONG} --set run.dir={run} >/dev/null 2>&1");
-        shop.write("launcher", &format!("{train} & sleep 3; kill -s KILL $!; {then}"));
-        shop.start_shell(&format!("{} exec sh launcher", guarded("0.1"))).wait()
-    };
-    let patient = launcher("patient", "exit 7");
-    assert_eq!(patient.code, Some(7), "with a process it goes on for more than ten looks: {patient:?}");
-    let stuck = launcher("stuck", "exec sleep 600");
-    assert_eq!(stuck.code, None, "without one it is killed: {stuck:?}");
+    let ended = shop.start_shell("exec bash restarts").wait();
+    assert_eq!(ended.code, Some(2), "that of the last launcher: {ended:?}");
+    assert_eq!(shop.read("log"), "begun\nbegun\n", "the first was ended once, and not while it had a child");
     assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());
 }
 
 /// How often each of two runs is killed: one of a process with two threads, one of two processes.
 const KILLS: usize = 100;
 
-/// At a time by chance, which may be before the first step or after the last: a process, or a rank of the launcher's, which is
-/// told.
-fn kill_by_chance(shop: &Workshop, run: &str, options: &str, draws: &mut impl FnMut() -> usize) -> Option<usize> {
+/// At a time by chance, which may be before the first step or after the last: a process, or a rank of the launcher's. Told are
+/// the rank and how all ended.
+fn kill_by_chance(
+    shop: &Workshop,
+    run: &str,
+    options: &str,
+    draws: &mut impl FnMut() -> usize,
+) -> Option<(usize, Finished)> {
+    let guard = documented("guard() {", "\n}\n");
     let mut running = match run {
-        "processes" => {
-            shop.start_shell(&format!("{TOLD} {} exec $MPIRUN -n 2 {PROGRAM} train {RECIPE} {options}", guarded("1")))
-        }
+        "processes" => shop.start_shell(&format!(
+            "{TOLD} {guard} (guard $$ 1) >/dev/null 2>&1 & exec $MPIRUN -n 2 {PROGRAM} train {RECIPE} {options}"
+        )),
         _ => shop.start(&format!("train {RECIPE} --ranks 2 {options}")),
     };
     // Most in the middle of steps and checkpoints, some while the run begins.
@@ -62,7 +69,7 @@ fn kill_by_chance(shop: &Workshop, run: &str, options: &str, draws: &mut impl Fn
     assert!(since.elapsed() < Duration::from_secs(30), "it took {:?}", since.elapsed());
     assert_eq!(processes(run), Vec::<String>::new(), "nobody is left");
     assert_ne!(finished.code, Some(0), "{}", finished.err);
-    Some(*rank)
+    Some((*rank, finished))
 }
 
 #[test]
@@ -79,10 +86,12 @@ fn a_hundred_kills_lose_nothing() {
     };
     for run in ["threads", "processes"] {
         let options = format!("--resume {long} --set run.dir={}", shop.path(run).display());
-        let mut killed = [0; 2];
+        let (mut killed, mut stood_still) = ([0; 2], 0);
         for _ in 0..4 * KILLS {
-            if let Some(rank) = kill_by_chance(&shop, run, &options, &mut draws) {
+            if let Some((rank, finished)) = kill_by_chance(&shop, run, &options, &mut draws) {
                 killed[rank] += 1;
+                // Launchers have a code of their own but when they are killed.
+                stood_still += usize::from(run == "processes" && finished.code.is_none());
             }
             if killed.iter().sum::<usize>() == KILLS {
                 break;
@@ -90,6 +99,7 @@ fn a_hundred_kills_lose_nothing() {
         }
         let reached = shop.metrics(run).len();
         assert!(killed.iter().sum::<usize>() == KILLS && reached < 3000, "killed {killed:?} times, {reached} steps");
+        assert!(stood_still <= KILLS / 20, "{stood_still} launchers outlived their processes");
         assert!(run == "threads" || killed.iter().all(|&times| times > KILLS / 4), "of each rank: {killed:?}");
         let resumed = match run {
             "processes" => launched(&shop, 2, &options),
@@ -97,6 +107,8 @@ fn a_hundred_kills_lose_nothing() {
         };
         assert_eq!(resumed.code, Some(0), "{}", resumed.err);
         assert!(shop.tensors(run, 3000) == shop.tensors("whole", 3000), "other weights after {run}");
-        eprintln!("{run}: killed {killed:?} times by rank, the last time after {reached} steps");
+        eprintln!(
+            "{run}: killed {killed:?} times by rank, the last time after {reached} steps; {stood_still} launchers stood still"
+        );
     }
 }

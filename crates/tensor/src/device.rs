@@ -278,7 +278,7 @@ impl Device {
         self.share((0..parts).map(|part| n * part / parts..n * (part + 1) / parts), f);
     }
 
-    /// Calls `f` with each part, on all of the device's threads, and returns when all have returned.
+    /// Calls `f` with each part, on those of the device's threads that are free, and returns when all have returned.
     pub(crate) fn share<P>(&self, parts: P, f: impl Fn(P::Item) + Sync)
     where
         P: IntoIterator<Item: Send, IntoIter: Send>,

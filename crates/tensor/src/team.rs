@@ -29,7 +29,7 @@ struct TeamDesk {
     order: Mutex<TeamOrder>,
     /// Changes with every order; helpers look at it without the lock.
     number: AtomicU64,
-    /// Helpers at work; more only with the lock.
+    /// Helpers at work; grows only under the lock.
     at_work: AtomicUsize,
     /// Whether a thread waits for helpers, asleep.
     is_awaited: AtomicBool,
@@ -94,11 +94,17 @@ impl Team {
             }
         };
         self.desk.open(helpers, &work);
-        let own = catch_unwind(AssertUnwindSafe(work));
+        let own = catch_unwind(AssertUnwindSafe(&work));
         let theirs = self.desk.close();
         self.desk.is_busy.store(false, Ordering::Release);
-        if let Some(panic) = own.err().or(theirs) {
-            resume_unwind(panic);
+        match (own, theirs) {
+            (Ok(()), None) => {}
+            (Ok(()), Some(panic)) => resume_unwind(panic),
+            (Err(panic), theirs) => {
+                // To drop it may panic again.
+                std::mem::forget(theirs);
+                resume_unwind(panic)
+            }
         }
     }
 }
@@ -284,10 +290,10 @@ mod tests {
         }
     }
 
-    /// Nobody waits for helpers that have not begun: the first part goes on when another thread has done the second.
     #[test]
     fn whoever_is_free_takes_what_is_left() {
         let (team, are_done) = (Team::new(2), AtomicUsize::new(0));
+        // Whoever has the first part waits until somebody else has done all others.
         team.share(0..20, |part| {
             while part == 0 && are_done.load(Ordering::Relaxed) < 19 {
                 thread::yield_now();
@@ -295,5 +301,14 @@ mod tests {
             are_done.fetch_add(1, Ordering::Relaxed);
         });
         assert_eq!(are_done.into_inner(), 20);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_helper_that_has_not_begun() {
+        let (team, sum) = (Team { desk: Arc::default(), helpers: vec![thread::spawn(|| {})] }, AtomicUsize::new(0));
+        team.share(1..4, |part| {
+            sum.fetch_add(part, Ordering::Relaxed);
+        });
+        assert_eq!(sum.into_inner(), 6);
     }
 }

@@ -57,11 +57,12 @@ unsafe fn pack_across_k<T: Packs>(to: *mut u32, m: Mat<T>, per_panel: usize) {
     /// In k. The hardware does not look ahead where each k lies in a page of its own.
     const AHEAD: usize = STEP;
     let (panels, steps) = (m.rows.div_ceil(per_panel), m.cols.div_ceil(STEP));
-    for pairs in (0..steps * SIDE).step_by(PAIRS) {
+    debug_assert!(m.rows <= 1 || m.row_stride == 1, "lines are side by side");
+    for first_pair in (0..steps * SIDE).step_by(PAIRS) {
         for panel in 0..panels {
             let first = panel * per_panel;
             let count = per_panel.min(m.rows - first);
-            for pair in pairs..pairs + PAIRS {
+            for pair in first_pair..first_pair + PAIRS {
                 let run = |k: usize| {
                     let from = m.data.wrapping_add(first * m.row_stride + k * m.col_stride);
                     (from, if k < m.cols { count } else { 0 })
