@@ -48,7 +48,7 @@ struct TeamOrder {
     wanted: usize,
     /// Helpers that wait for `ordered`.
     asleep: usize,
-    /// Of the first helper that panicked.
+    /// Of the first thread that panicked.
     panic: Option<Box<dyn Any + Send>>,
     is_over: bool,
 }
@@ -94,17 +94,11 @@ impl Team {
             }
         };
         self.desk.open(helpers, &work);
-        let own = catch_unwind(AssertUnwindSafe(&work));
-        let theirs = self.desk.close();
+        self.desk.attempt(&work);
+        let panic = self.desk.close();
         self.desk.is_busy.store(false, Ordering::Release);
-        match (own, theirs) {
-            (Ok(()), None) => {}
-            (Ok(()), Some(panic)) => resume_unwind(panic),
-            (Err(panic), theirs) => {
-                // To drop it may panic again.
-                std::mem::forget(theirs);
-                resume_unwind(panic)
-            }
+        if let Some(panic) = panic {
+            resume_unwind(panic);
         }
     }
 }
@@ -156,6 +150,18 @@ impl TeamDesk {
         self.lock().panic.take()
     }
 
+    /// Does what there is to do, and keeps a panic of it if no other came first.
+    fn attempt(&self, job: &dyn Fn()) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(job)) {
+            let mut order = self.lock();
+            match order.panic {
+                None => order.panic = Some(panic),
+                // To drop it may panic again.
+                Some(_) => std::mem::forget(panic),
+            }
+        }
+    }
+
     /// What a helper does all its life.
     fn help(&self) {
         let mut seen = 0;
@@ -163,14 +169,7 @@ impl TeamDesk {
             seen = number;
             let Some(TeamJob(job)) = job else { continue };
             // SAFETY: whoever has opened the order waits until this helper is no more at work.
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| unsafe { (*job)() })) {
-                let mut order = self.lock();
-                match order.panic {
-                    None => order.panic = Some(panic),
-                    // To drop it may panic again.
-                    Some(_) => std::mem::forget(panic),
-                }
-            }
+            self.attempt(&|| unsafe { (*job)() });
             if self.at_work.fetch_sub(1, Ordering::SeqCst) == 1 && self.is_awaited.load(Ordering::SeqCst) {
                 drop(self.lock());
                 self.done.notify_one();
