@@ -122,27 +122,33 @@ host_memory_gb = 8
     return file
 
 
-def planned(flags, settings, rate, nodes, summary):
-    """Seconds of a step, and MB that all ranks send in it, routed as a run was."""
-    recording = recorded(flags, settings)
+def planned_bytes(flags, settings):
+    """Bytes that all ranks send in a step by the plan, routed as the last run with these settings was."""
+    run = plan(flags, settings, "--recording", recorded(flags, settings))["recorded"]
+    return sum(sent["bytes"] for sent in run["traffic"]) / (run["last"] - run["first"] + 1)
+
+
+def planned_seconds(flags, settings, rate, nodes, summary):
+    """Seconds of a step by the plan, condensed as a run was."""
     told = (summary.get("condensed") or {}).get("uncomputed_share")
     if nodes != "4":
         settings = [*settings, "parallel.node_link={ranks_per_node=2,latency_us=0,gbytes_per_s=1000}"]
-    seconds = plan(flags, settings, "--device", device(flags, rate, nodes), *(["--condensed", told] if told else []))["seconds_total"]
-    run = plan(flags, settings, "--recording", recording)["recorded"]
-    return seconds, sum(sent["bytes"] for sent in run["traffic"]) / (run["last"] - run["first"] + 1) / 1e6
+    return plan(flags, settings, "--device", device(flags, rate, nodes), *(["--condensed", told] if told else []))["seconds_total"]
 
 
 def row(flags, name, rate):
     shared, *both = CASES[name]
     both = [[*shared, *more] for more in both]
     nodes = "2x2" if name in ON_TWO_NODES else "4"
-    rounds = [[train(flags, settings, nodes) for settings in both] for _ in range(flags.rounds)]
+    # What is chosen by measured links may differ from round to round, and the plan of its bytes with it.
+    measure = lambda settings: (*train(flags, settings, nodes), planned_bytes(flags, settings))
+    rounds = [[measure(settings) for settings in both] for _ in range(flags.rounds)]
     of = lambda place, what: statistics.median(pair[place][what] for pair in rounds)
-    plans = [planned(flags, settings, rate, nodes, rounds[0][place][3]) for place, settings in enumerate(both)]
-    ratio = statistics.median(without[0] / with_it[0] for without, with_it in rounds)
-    sizes = [f"{mb:.1f}" for place in (0, 1) for mb in (of(place, 2) / 1e6, plans[place][1], of(place, 1) / 1e6)]
-    return [f"{of(0, 0):.2f}", f"{of(1, 0):.2f}", f"{ratio:.2f}", f"{plans[0][0] / plans[1][0]:.2f}", *sizes]
+    without, with_it = (planned_seconds(flags, settings, rate, nodes, rounds[0][place][3]) for place, settings in enumerate(both))
+    ratio = statistics.median(pair[0][0] / pair[1][0] for pair in rounds)
+    counted, planned, sent_by_devices = 2, 4, 1
+    sizes = [f"{of(place, what) / 1e6:.1f}" for place in (0, 1) for what in (counted, planned, sent_by_devices)]
+    return [f"{of(0, 0):.2f}", f"{of(1, 0):.2f}", f"{ratio:.2f}", f"{without / with_it:.2f}", *sizes]
 
 
 def table(flags):

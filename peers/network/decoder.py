@@ -5,8 +5,9 @@
 
 `local` is one machine without namespaces: shared memory for Open MPI, the loopback for gloo. In every round each system
 runs once, in turn; figures are medians over rounds, ratios medians of the ratios within a round, to Guildhall dropping
-nothing and, for systems that drop routes beyond a capacity, to Guildhall with the same capacity. Needs root (links.sh), and
-Guildhall's benchmark built with `cargo build --release --features mpi --bench step`. Prints Markdown.
+nothing and, for systems that drop routes beyond a capacity, to Guildhall with the same capacity: with its default schedule where
+links are not limited, with the smart one where they are. Needs root (links.sh), and Guildhall's benchmark built with
+`cargo build --release --features mpi --bench step`. Prints Markdown.
 """
 
 import argparse
@@ -64,12 +65,12 @@ def rival(script, *options):
     return run
 
 
-OURS, OURS_DROPPING = REFERENCES = ["Guildhall, smart schedule", "Guildhall, smart schedule, capacity 1"]
 DROPPING = "capacity 1"
 SYSTEMS = {
-    OURS: guildhall("--smart"),
-    OURS_DROPPING: guildhall("--smart", "--capacity", "1"),
     "Guildhall, rows at once": guildhall(),
+    "Guildhall, rows at once, capacity 1": guildhall("--capacity", "1"),
+    "Guildhall, smart schedule": guildhall("--smart"),
+    "Guildhall, smart schedule, capacity 1": guildhall("--smart", "--capacity", "1"),
     "PyTorch, data parallel, plain loop": rival("pytorch/decoder.py"),
     "PyTorch, data parallel, grouped products": rival("pytorch/decoder.py", "--moe", "grouped"),
     "DeepSpeed, expert parallel, capacity 1": rival("deepspeed/decoder.py"),
@@ -79,13 +80,20 @@ SYSTEMS = {
 }
 
 
+def references(rate):
+    """What the others are compared with, dropping nothing and dropping: the default schedule, on limited links the one for them."""
+    schedule = "rows at once" if rate in ("local", "none") else "smart schedule"
+    return f"Guildhall, {schedule}", f"Guildhall, {schedule}, {DROPPING}"
+
+
 def sent():
     return [int(n) for n in subprocess.run([LINKS, "sent", "2"], capture_output=True, text=True, check=True).stdout.split()]
 
 
 def measure(flags, rate):
     """By system: tokens a second, and bytes that the first rank sent a step, of every round."""
-    systems = {name: run for name, run in SYSTEMS.items() if name in REFERENCES or any(word in name for word in flags.only)}
+    chosen = lambda name: name in references(rate) or any(word in name for word in flags.only)
+    systems = {name: run for name, run in SYSTEMS.items() if chosen(name)}
     results = {name: ([], []) for name in systems}
     for _ in range(flags.rounds):
         for name, run in systems.items():
@@ -104,6 +112,7 @@ def table(flags):
     print("| link | system | tokens/s | MB sent a step | Guildhall's ratio | with the same capacity |")
     print("|---|---|---|---|---|---|")
     for rate in flags.rates:
+        ours, ours_dropping = references(rate)
         if rate != "local":
             subprocess.run([LINKS, "down", "2"], check=True)
             subprocess.run([LINKS, "up", "2", rate], check=True)
@@ -113,12 +122,12 @@ def table(flags):
             if rate != "local":
                 subprocess.run([LINKS, "down", "2"], check=True)
         for name, (tokens, moved) in results.items():
-            def ratio(ours):
-                return "" if name == ours else f"{statistics.median(a / b for a, b in zip(results[ours][0], tokens)):.2f}"
+            def ratio(to):
+                return "" if name == to else f"{statistics.median(a / b for a, b in zip(results[to][0], tokens)):.2f}"
 
             bytes_sent = f"{statistics.median(moved) / 1e6:.1f}" if moved else ""
-            same = ratio(OURS_DROPPING if name.endswith(DROPPING) else OURS)
-            print(f"| {rate} | {name} | {statistics.median(tokens):.0f} | {bytes_sent} | {ratio(OURS)} | {same} |", flush=True)
+            same = ratio(ours_dropping if name.endswith(DROPPING) else ours)
+            print(f"| {rate} | {name} | {statistics.median(tokens):.0f} | {bytes_sent} | {ratio(ours)} | {same} |", flush=True)
 
 
 table(flags())

@@ -32,9 +32,7 @@ pub(super) fn run(arguments: cli::PlanArgs) -> Result<(), CommandFailure> {
         config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(CommandFailure::request)?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let mut task = Task::of(&loaded.config, train::sizes(&loaded.config));
-    let machine = machine::named(&arguments.device, &loaded.config, loaded.config.parallel.ranks)?;
-    task.layout.rates = machine.rates(task.sizes.dtype, &task.layout.mesh);
-    on_nodes(&mut task, &loaded.config, &machine);
+    // What can be refused is refused before the machine is measured.
     task.layout.condensed = condensed(&arguments, &task)?;
     can_be_walked(&arguments, &task)?;
     let concentration = concentration(&arguments, &task)?;
@@ -42,10 +40,14 @@ pub(super) fn run(arguments: cli::PlanArgs) -> Result<(), CommandFailure> {
         Some(Some(("recorded", file))) => {
             let run = RecordedRun::open("--imbalance recorded", Path::new(file), &loaded.config)?;
             run.check_share(&arguments)?;
-            task.recorded(run.files(), run.steps.clone()).map_err(CommandFailure::request)?
+            Err(run)
         }
-        _ => Recorded::of(task.fullest(), load(arguments.imbalance.as_deref(), &task)?),
+        _ => Ok(Recorded::of(task.fullest(), load(arguments.imbalance.as_deref(), &task)?)),
     };
+    let machine = machine::named(&arguments.device, &loaded.config, loaded.config.parallel.ranks)?;
+    task.layout.rates = machine.rates(task.sizes.dtype, &task.layout.mesh);
+    on_nodes(&mut task, &loaded.config, &machine);
+    let loads = loads.or_else(|run| task.recorded(run.files(), run.steps.clone())).map_err(CommandFailure::request)?;
     let sent = arguments.recording.as_deref().map(|file| sent_recorded(file, &arguments, &loaded.config, &task));
     let sent = sent.transpose()?;
     let (skewed, load) = (loads.heaviest(&task), loads.skew);
