@@ -15,7 +15,7 @@ name="$(basename "$archive" .tar.gz)"
 root="$(mktemp -d)"
 clean() {
     umount "$root/proc" 2>/dev/null || true
-    rm -rf --one-file-system "$root"
+    rm -rf --one-file-system "$root" "$root.log"
 }
 trap clean EXIT
 debootstrap --variant=minbase "$suite" "$root" >"$root.log" 2>&1 || {
@@ -30,7 +30,10 @@ tar -xzf "$archive" -C "$root/root" --no-same-owner
 small=(train recipes/pairs.toml --set train.steps=40 --set train.warmup_steps=10)
 case "$name" in
 *-mpi)
-    inside apt-get install -y -qq --no-install-recommends openmpi-bin >/dev/null 2>&1
+    inside apt-get install -y -qq --no-install-recommends openmpi-bin >"$root.log" 2>&1 || {
+        tail -n 5 "$root.log" >&2
+        exit 1
+    }
     mpi="OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1"
     inside sh -c "cd root/$name && $mpi mpirun -n 2 ./guildhall ${small[*]}"
     ;;
