@@ -122,18 +122,21 @@ host_memory_gb = 8
     return file
 
 
-def planned_bytes(flags, settings):
+def placed(settings, nodes):
+    """The settings of a plan for so many nodes: a single machine would be planned as one."""
+    return settings if nodes == "4" else [*settings, "parallel.node_link={ranks_per_node=2,latency_us=0,gbytes_per_s=1000}"]
+
+
+def planned_bytes(flags, settings, nodes):
     """Bytes that all ranks send in a step by the plan, routed as the last run with these settings was."""
-    run = plan(flags, settings, "--recording", recorded(flags, settings))["recorded"]
+    run = plan(flags, placed(settings, nodes), "--recording", recorded(flags, settings))["recorded"]
     return sum(sent["bytes"] for sent in run["traffic"]) / (run["last"] - run["first"] + 1)
 
 
 def planned_seconds(flags, settings, rate, nodes, summary):
     """Seconds of a step by the plan, condensed as a run was."""
     told = (summary.get("condensed") or {}).get("uncomputed_share")
-    if nodes != "4":
-        settings = [*settings, "parallel.node_link={ranks_per_node=2,latency_us=0,gbytes_per_s=1000}"]
-    return plan(flags, settings, "--device", device(flags, rate, nodes), *(["--condensed", told] if told else []))["seconds_total"]
+    return plan(flags, placed(settings, nodes), "--device", device(flags, rate, nodes), *(["--condensed", told] if told else []))["seconds_total"]
 
 
 def row(flags, name, rate):
@@ -141,7 +144,7 @@ def row(flags, name, rate):
     both = [[*shared, *more] for more in both]
     nodes = "2x2" if name in ON_TWO_NODES else "4"
     # What is chosen by measured links may differ from round to round, and the plan of its bytes with it.
-    measure = lambda settings: (*train(flags, settings, nodes), planned_bytes(flags, settings))
+    measure = lambda settings: (*train(flags, settings, nodes), planned_bytes(flags, settings, nodes))
     rounds = [[measure(settings) for settings in both] for _ in range(flags.rounds)]
     of = lambda place, what: statistics.median(pair[place][what] for pair in rounds)
     without, with_it = (planned_seconds(flags, settings, rate, nodes, rounds[0][place][3]) for place, settings in enumerate(both))
