@@ -18,10 +18,14 @@ clean() {
     rm -rf --one-file-system "$root" "$root.log"
 }
 trap clean EXIT
-debootstrap --variant=minbase "$suite" "$root" >"$root.log" 2>&1 || {
-    tail -n 5 "$root.log" >&2
-    exit 1
+# Runs a command whose output is of interest only if it fails.
+quietly() {
+    "$@" >"$root.log" 2>&1 || {
+        tail -n 5 "$root.log" >&2
+        exit 1
+    }
 }
+quietly debootstrap --variant=minbase "$suite" "$root"
 mount -t proc proc "$root/proc"
 inside() {
     chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb "$@"
@@ -30,10 +34,7 @@ tar -xzf "$archive" -C "$root/root" --no-same-owner
 small=(train recipes/pairs.toml --set train.steps=40 --set train.warmup_steps=10)
 case "$name" in
 *-mpi)
-    inside apt-get install -y -qq --no-install-recommends openmpi-bin >"$root.log" 2>&1 || {
-        tail -n 5 "$root.log" >&2
-        exit 1
-    }
+    quietly inside apt-get install -y -qq --no-install-recommends openmpi-bin
     mpi="OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1"
     inside sh -c "cd root/$name && $mpi mpirun -n 2 ./guildhall ${small[*]}"
     ;;
