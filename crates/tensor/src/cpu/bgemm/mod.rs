@@ -44,6 +44,8 @@ const KC: usize = 512;
 /// Elements of the panels of A that are packed together: rows that lie side by side are then read by several cache lines
 /// at a time, for each k lies in a page of its own.
 const A_ELEMENTS: usize = 1 << 17;
+/// Words of all of A that are packed once for all blocks of B, instead of once for each: 2 MiB.
+const A_WORDS_KEPT: usize = 1 << 19;
 
 /// What multiplies bf16 on this CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,7 +180,12 @@ pub(super) unsafe fn bgemm<T: SumStore>(
             }
         };
         let width = ProductBlocks::columns(kib, depth, size_of::<bf16>(), tile_cols).min(c.cols.next_multiple_of(SIDE));
-        let (a_space, b_space) = (space(&mut scratch.a, a_words), space(&mut scratch.b, width * depth / 2));
+        let [panels, chunks] = [a.cols().div_ceil(depth), c.rows.div_ceil(height)];
+        let keeps_a = a_words > 0 && c.cols > width && panels * chunks * a_words <= A_WORDS_KEPT;
+        let a_spaces = if keeps_a { panels * chunks } else { 1 };
+        let (a_space, b_space) = (space(&mut scratch.a, a_spaces * a_words), space(&mut scratch.b, width * depth / 2));
+        // Those of the first block of columns, in this order, if they are kept for the others.
+        let mut kept = Vec::new();
         for j in (0..c.cols).step_by(width) {
             let n = width.min(c.cols - j);
             for p in (0..a.cols()).step_by(depth) {
@@ -187,8 +194,14 @@ pub(super) unsafe fn bgemm<T: SumStore>(
                 unsafe {
                     pack(b_space, b.block(p, j, k, n).transposed(), SIDE, WordOrder::WordByWord);
                     for i in (0..c.rows).step_by(height) {
-                        let m = height.min(c.rows - i);
-                        let rows = FactorRows::of(a.block(i, p, m, k), unit, layout, a_space, tile_rows);
+                        let (m, place) = (height.min(c.rows - i), p / depth * chunks + i / height);
+                        let rows = kept.get(place).copied().unwrap_or_else(|| {
+                            let space = a_space.add(kept.len() * a_words);
+                            FactorRows::of(a.block(i, p, m, k), unit, layout, space, tile_rows)
+                        });
+                        if keeps_a && place == kept.len() {
+                            kept.push(rows);
+                        }
                         let (c, onto) = (c.block(i, j, m, n), onto.block(i, j, m, n));
                         multiply_block(unit, c, rows, [tile_rows, tile_cols], b_space, onto);
                     }
