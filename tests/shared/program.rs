@@ -156,7 +156,8 @@ impl Workshop {
         fs::create_dir_all(&checkpoints).expect("a folder");
         fs::write(&other, "").expect("a file");
         // At once: a run takes many steps while files are created.
-        let exchange = || rustix::fs::renameat_with(CWD, &checkpoints, CWD, &other, RenameFlags::EXCHANGE).expect("names");
+        let exchange =
+            || rustix::fs::renameat_with(CWD, &checkpoints, CWD, &other, RenameFlags::EXCHANGE).expect("names");
         exchange();
         wait_until("a warning", || self.read(log).contains(warning));
         exchange();
