@@ -159,3 +159,23 @@ pub(super) fn publish_beside(partial: &Path, folder: &Path) -> Result<(), Error>
         _ => sync_folder(Path::new(".")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What others left is removed if it can be; what cannot be removed stands in the way only under the name that is wanted.
+    #[test]
+    fn only_an_obstacle_of_its_own_name_keeps_a_checkpoint_from_its_place() {
+        let run = tempfile::tempdir().unwrap();
+        let others = [partial(run.path(), 1), partial(run.path(), 2)];
+        fs::create_dir_all(others[0].join("of an interrupted run")).unwrap();
+        // A file is no folder to be removed.
+        fs::write(&others[1], "").unwrap();
+        fresh_partial(run.path(), 3).unwrap();
+        assert_eq!(others.map(|other| other.exists()), [false, true]);
+        assert!(partial(run.path(), 3).is_dir());
+        let refused = fresh_partial(run.path(), 2).unwrap_err();
+        assert!(refused.to_string().contains("remove") && refused.to_string().contains("step-000002"), "{refused}");
+    }
+}

@@ -149,6 +149,11 @@ srun -N 2 -n 4 --ntasks-per-node=2 --mpi="$plugin" "$program" train "$recipe" --
 grep -q "^mesh.*on 2 nodes of 2 ranks, all-to-alls by two_level" "$work/nodes.out" || fail "no two nodes"
 alike nodes four
 
+echo "==> verify, whose ranks srun starts"
+"$program" verify recipes/verify/decoder.toml --engine mpi --only zero --launcher "srun --mpi=$plugin -n {ranks}" \
+    --set "run.dir=$work/verified" --set "data.cache=$work/cache" >"$work/verify.out" 2>&1 || fail "verify"
+tail -n 1 "$work/verify.out"
+
 echo "==> kill -9 of a rank of the documented job"
 job=$(submit killed -N 2)
 within 120 saved killed

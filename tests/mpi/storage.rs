@@ -32,7 +32,7 @@ fn obstructed(shop: &Workshop, run: &str, options: &str) -> Running {
 #[test]
 fn a_rank_that_cannot_write_ends_no_run() {
     let shop = Workshop::new();
-    let long = LONG.replace("4000", "400");
+    let long = LONG.replace("4000", "800");
     shop.succeeds(&format!("train {RECIPE} {long} --ranks 2 --set run.dir=whole"));
     let mut ends = vec![true, false];
     if without_help(&shop).is_none() {
@@ -60,12 +60,12 @@ fn a_rank_that_cannot_write_ends_no_run() {
             } else {
                 ended.iter().enumerate().for_each(|(rank, ended)| says(rank, ended, 1, "could not write"));
                 assert!(log.contains("--resume continues from"), "{run}: {log}");
-                assert!(!shop.checkpoint(&run, 400).exists());
+                assert!(!shop.checkpoint(&run, 800).exists());
                 let resumed = launched(&shop, 2, &format!("--resume {options}"));
                 assert_eq!(resumed.code, Some(0), "{run}: {}", resumed.err);
             }
-            assert_eq!(damage(&shop.checkpoint(&run, 400)), None, "{run}");
-            assert!(shop.tensors(&run, 400) == shop.tensors("whole", 400), "{run}: other weights");
+            assert_eq!(damage(&shop.checkpoint(&run, 800)), None, "{run}");
+            assert!(shop.tensors(&run, 800) == shop.tensors("whole", 800), "{run}: other weights");
         }
     }
 }

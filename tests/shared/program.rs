@@ -156,11 +156,10 @@ impl Workshop {
         fs::create_dir_all(&checkpoints).expect("a folder");
         fs::write(&other, "").expect("a file");
         // At once: a run takes many steps while files are created.
-        let exchange =
-            || rustix::fs::renameat_with(CWD, &checkpoints, CWD, &other, RenameFlags::EXCHANGE).expect("names");
-        exchange();
+        let exchange = || rustix::fs::renameat_with(CWD, &checkpoints, CWD, &other, RenameFlags::EXCHANGE);
+        exchange().expect("a file system that exchanges names: TMPDIR on one of this machine");
         wait_until("a warning", || self.read(log).contains(warning));
-        exchange();
+        exchange().expect("the same again");
         fs::remove_file(other).expect("a file");
     }
 

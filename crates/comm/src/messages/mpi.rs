@@ -36,8 +36,11 @@ impl Session {
             if provided < serialized {
                 return Err("this MPI library was built for one thread; build it with thread support".to_owned());
             }
-            // What belongs to no communicator is reported by the world's way: by ending the process, until this.
-            check(ffi::MPI_Comm_set_errhandler(ffi::RSMPI_COMM_WORLD, ffi::RSMPI_ERRORS_RETURN))?;
+            // What belongs to no communicator is reported as the world's errors are, and since MPI 4 as those of this process
+            // alone: by ending the process, until this.
+            for comm in [ffi::RSMPI_COMM_WORLD, ffi::RSMPI_COMM_SELF] {
+                check(ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN))?;
+            }
             let mut comm = MaybeUninit::uninit();
             check(ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, comm.as_mut_ptr()))?;
             let comm = comm.assume_init();

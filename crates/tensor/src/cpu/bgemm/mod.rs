@@ -44,8 +44,8 @@ const KC: usize = 512;
 /// Elements of the panels of A that are packed together: rows that lie side by side are then read by several cache lines
 /// at a time, for each k lies in a page of its own.
 const A_ELEMENTS: usize = 1 << 17;
-/// Words of all of A that are packed once for all blocks of B, instead of once for each: 2 MiB.
-const A_WORDS_KEPT: usize = 1 << 19;
+/// Words of all of A that are packed once for all blocks of B, instead of once for each: 2 MiB. Tests have small matrices.
+const A_WORDS_KEPT: usize = if cfg!(test) { 3 << 16 } else { 1 << 19 };
 
 /// What multiplies bf16 on this CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

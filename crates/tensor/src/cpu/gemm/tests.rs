@@ -105,7 +105,9 @@ fn products_equal_an_f64_loop() {
         (29, 1100, 40),
         (7, 2061, 9),
         (40, 530, 1100),
+        // Rows that are packed for all blocks of columns, and such as are too many for that.
         (480, 40, 520),
+        (700, 34, 520),
         (5, 7, 0),
     ] {
         let flags = |bits: u32| [0, 1, 2, 3, 4].map(|bit| bits >> bit & 1 == 1);
