@@ -39,7 +39,7 @@ cp ./*.md docs/*.md "$kit/text"
 cp recipes/quickstart.toml "$kit/recipes"
 cp recipes/verify/decoder.toml "$kit/recipes/small.toml"
 cp peers/pytorch/*.py "$kit/pytorch"
-cp peers/gpu/{run.sh,stages.py,note.py,libraries.py,decoder.toml} "$kit"
+cp peers/gpu/{run.sh,stages.py,note.py,libraries.py,decoder.toml,trace.sh,trace.c,timeline.py} "$kit"
 git describe --always --dirty --abbrev=10 --match=none >"$kit/commit"
 
 # With a rate that does not depend on the number of steps, the first steps of a run are those of a shorter one.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::ops::RowGroup;
-use guildhall_tensor::{Device, Kept, Tape, Tensor, Var};
+use guildhall_tensor::{Device, Indices, Kept, Tape, Tensor, Var};
 
 use super::gates::BalanceKind;
 use super::router::Scores;
@@ -136,9 +136,7 @@ impl LossInputs<'_> {
 
     /// What multiplies each token's probability of each expert: `E f_e / N`, zero for tokens that do not count. `[T, E]`.
     fn coefficients(&self, world: &Arc<dyn Communicator>) -> Result<Tensor, Error> {
-        let (device, shape) = (self.probabilities.device(), self.probabilities.shape());
-        let within_sequences =
-            || Tensor::from_values(device, shape, || balance_coefficients(self.routing, self.importance, self.kind));
+        let within_sequences = || balance_lines(self.routing, self.importance, self.kind).of_tokens(self.probabilities);
         let load = match self.scope {
             BalanceScope::Sequence => return Ok(within_sequences()),
             BalanceScope::GlobalBatch if self.previous_load.is_empty() => return Ok(within_sequences()),
@@ -151,9 +149,13 @@ impl LossInputs<'_> {
         };
         let (experts, all) = (self.routing.experts as f64, load.iter().sum::<f64>().max(1.0));
         let line = load.iter().map(|n| (experts * n / all) as f32 * self.importance.per_token);
-        let line: Vec<f32> = line.collect();
-        let of_token = |&counts: &bool| line.iter().map(move |c| if counts { *c } else { 0.0 });
-        Ok(Tensor::from_values(device, shape, || self.importance.counts.iter().flat_map(of_token).collect()))
+        let lines = line.chain(vec![0.0; self.routing.experts]).collect();
+        let known = || self.importance.counts.iter().map(|&counts| u32::from(!counts)).collect();
+        let token = match self.importance.counted {
+            Some(_) => Indices::Counted(self.importance.tokens),
+            None => Indices::Known(known()),
+        };
+        Ok(BalanceLines { lines, token }.of_tokens(self.probabilities))
     }
 
     /// The rows of x `[T, E]` that are summed before their variation is taken.
@@ -224,20 +226,42 @@ fn load_of(routing: &Routing, tokens: impl IntoIterator<Item = usize>, kind: Bal
     load
 }
 
-/// The coefficients of every sequence by itself.
-fn balance_coefficients(routing: &Routing, importance: &Importance, kind: BalanceKind) -> Vec<f32> {
+/// Coefficients that many tokens have in common.
+struct BalanceLines {
+    /// `[lines, E]`.
+    lines: Vec<f32>,
+    /// Each token's line.
+    token: Indices,
+}
+
+impl BalanceLines {
+    /// A line for each token, in the shape of the probabilities `[T, E]`.
+    fn of_tokens(self, probabilities: &Var) -> Tensor {
+        let experts = probabilities.cols();
+        let shape = [self.lines.len() / experts, experts];
+        Tensor::from_slice(probabilities.device(), &shape, &self.lines).gathered_rows(&self.token)
+    }
+}
+
+/// The coefficients of every sequence by itself, and zeros for tokens that do not count.
+fn balance_lines(routing: &Routing, importance: &Importance, kind: BalanceKind) -> BalanceLines {
     let experts = routing.experts;
-    let mut coefficients = vec![0.0; importance.counts.len() * experts];
+    if let Some(sequences) = importance.counted {
+        return BalanceLines {
+            lines: vec![0.0; (sequences + 1) * experts],
+            token: Indices::Counted(importance.tokens),
+        };
+    }
+    let (mut lines, mut token) = (vec![0.0; experts], vec![0; importance.counts.len()]);
     for sequence in importance.sequences() {
         let tokens: Vec<usize> = sequence.filter(|&t| importance.counts[t]).collect();
         let load = load_of(routing, tokens.iter().copied(), kind);
         let factor = experts as f32 * importance.per_token / load.iter().sum::<f32>().max(1.0);
-        for t in tokens {
-            let line = &mut coefficients[t * experts..(t + 1) * experts];
-            line.iter_mut().zip(&load).for_each(|(c, load)| *c = factor * load);
-        }
+        let line = (lines.len() / experts) as u32;
+        lines.extend(load.iter().map(|load| factor * load));
+        tokens.into_iter().for_each(|t| token[t] = line);
     }
-    coefficients
+    BalanceLines { lines, token: Indices::Known(token) }
 }
 
 #[cfg(test)]
@@ -248,7 +272,8 @@ mod tests {
     fn even_loads_give_equal_coefficients_and_padding_none() {
         let routing = Routing::new(vec![0, 1, 0, 1, 1, 1], 1, 2);
         let importance = Importance::new(&[0, 0, 0, 0, 1, 1], 6, vec![true, true, true, true, true, false], 0.2);
-        let got = balance_coefficients(&routing, &importance, BalanceKind::AllChoices);
+        let BalanceLines { lines, token } = balance_lines(&routing, &importance, BalanceKind::AllChoices);
+        let got: Vec<f32> = token.known().iter().flat_map(|&line| &lines[line as usize * 2..][..2]).copied().collect();
         assert_eq!(got, [0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.0, 0.4, 0.0, 0.0]);
     }
 }

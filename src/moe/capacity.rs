@@ -72,13 +72,13 @@ impl Claims {
 
     /// All of several, one behind the other.
     pub fn join(parts: impl Iterator<Item = Claims>) -> Claims {
-        parts.fold(Claims::default(), |mut all, part| {
-            all.slots = part.slots;
+        let join = |mut all: Claims, part: Claims| {
             all.chosen.extend(part.chosen);
             all.kept.extend(part.kept);
             all.keys.extend(part.keys);
             all
-        })
+        };
+        parts.reduce(join).unwrap_or_default()
     }
 
     /// Gives each expert at most `limit` routes by position, where so many of each slot and expert, `[slots, E]`, come

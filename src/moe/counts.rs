@@ -109,15 +109,19 @@ fn pairs(routing: &Routing) -> Vec<u32> {
     if Counts::pairs_len(experts, routing.k) == 0 {
         return pairs;
     }
-    let mut chosen = Vec::with_capacity(routing.k);
+    // Rows before a have experts - 1, experts - 2, ... pairs.
+    let row = |a: usize| a * (2 * experts - a - 1) / 2;
+    let before: Vec<u32> = (0..experts).map(|a| (row(a) - a) as u32).collect();
+    pairs.reserve(routing.chosen.len() * (routing.k - 1) / 2);
     for routes in routing.chosen.chunks_exact(routing.k) {
-        chosen.clear();
-        chosen.extend(routes.iter().filter(|&&expert| expert != Routing::DROPPED).map(|&expert| expert as usize));
-        chosen.sort_unstable();
-        for (i, &a) in chosen.iter().enumerate() {
-            // Rows before a have experts - 1, experts - 2, ... pairs.
-            let row = a * (2 * experts - a - 1) / 2;
-            pairs.extend(chosen[i + 1..].iter().map(|b| (row + b - a - 1) as u32));
+        for (i, &one) in routes.iter().enumerate() {
+            for &other in &routes[i + 1..] {
+                // A dropped route is beyond all experts.
+                let (a, b) = (one.min(other), one.max(other));
+                if b != Routing::DROPPED {
+                    pairs.push(before[a as usize] + b - 1);
+                }
+            }
         }
     }
     pairs

@@ -187,17 +187,19 @@ impl Plan {
 /// For each row its token, and for each route its row. `next` has the first row of each expert; `rows` is the number of
 /// rows.
 fn sorted(routing: &Routing, mut next: Vec<usize>, rows: usize) -> (Indices, Indices) {
-    let mut tokens = vec![0; rows];
-    let place = |(route, &expert): (usize, &u32)| {
-        if expert == Routing::DROPPED {
-            return u32::MAX;
+    let (mut tokens, mut places) = (vec![0; rows], Vec::with_capacity(routing.expert.len()));
+    for (token, routes) in routing.expert.chunks_exact(routing.k.max(1)).enumerate() {
+        for &expert in routes {
+            if expert == Routing::DROPPED {
+                places.push(u32::MAX);
+                continue;
+            }
+            let next = &mut next[expert as usize];
+            tokens[*next] = token as u32;
+            places.push(*next as u32);
+            *next += 1;
         }
-        let next = &mut next[expert as usize];
-        tokens[*next] = (route / routing.k) as u32;
-        *next += 1;
-        *next as u32 - 1
-    };
-    let places = routing.expert.iter().enumerate().map(place).collect();
+    }
     (Indices::Known(tokens), Indices::Known(places))
 }
 

@@ -252,7 +252,9 @@ impl Selector {
         if thins {
             self.gate.thin(&mut claims.kept, tokens);
         }
-        claims.leave_out(|t| !tokens.is_present(t));
+        if !tokens.padding.is_empty() {
+            claims.leave_out(|t| !tokens.is_present(t));
+        }
         if thins {
             self.read_keys(&mut claims, tokens);
         }
@@ -393,11 +395,17 @@ fn problem(chosen: &[u32], tokens: usize, experts: usize, slots: usize) -> Optio
     if chosen.len() != tokens * slots {
         return Some(format!("gave {} choices for {tokens} tokens of {slots} each", chosen.len()));
     }
-    chosen.chunks_exact(slots.max(1)).enumerate().find_map(|(t, routes)| {
-        let made = |j: usize| routes[j] != Routing::DROPPED;
-        let bad =
-            (0..slots).find(|&j| made(j) && (routes[j] as usize >= experts || routes[..j].contains(&routes[j])))?;
-        let what = if routes[bad] as usize >= experts { "does not exist" } else { "it has already" };
-        Some(format!("chose expert {} of {} for token {t}, which {what}", routes[bad], experts))
-    })
+    // The last token that chose each expert.
+    let mut last = vec![usize::MAX; experts];
+    for (t, routes) in chosen.chunks_exact(slots.max(1)).enumerate() {
+        for &expert in routes.iter().filter(|&&expert| expert != Routing::DROPPED) {
+            let what = match last.get_mut(expert as usize).map(|last| std::mem::replace(last, t)) {
+                Some(before) if before != t => continue,
+                Some(_) => "it has already",
+                None => "does not exist",
+            };
+            return Some(format!("chose expert {expert} of {experts} for token {t}, which {what}"));
+        }
+    }
+    None
 }

@@ -34,9 +34,14 @@ impl Sorting {
     /// `cells[lane][source * experts + expert]`: the number of rows by lane, source and expert, in the order of
     /// arrival.
     pub(super) fn new(cells: &[Vec<usize>], experts: usize, share: Share) -> Sorting {
+        let counted = Sorting::counted(cells, experts);
+        if counted.is_done {
+            let rows: usize = counted.lanes.iter().sum();
+            return Sorting { by_expert: Indices::Run(0..rows as u32), ..counted };
+        }
         let by_expert = Sorting::order(cells, experts, share);
         let is_done = by_expert.iter().enumerate().all(|(i, &row)| i as u32 == row);
-        Sorting { by_expert: Indices::Known(by_expert), is_done, ..Sorting::counted(cells, experts) }
+        Sorting { by_expert: Indices::Known(by_expert), is_done, ..counted }
     }
 
     /// The same without the permutation: the counts, and whether rows need sorting.

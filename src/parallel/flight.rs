@@ -11,8 +11,14 @@ use super::lent::LentBuffer;
 
 /// A collective under way, whose buffers count as this rank's until it is over.
 pub(crate) struct Flight {
-    pending: Pending,
+    state: FlightState,
     held: Held,
+}
+
+enum FlightState {
+    Pending(Pending),
+    /// What a rank would send to itself alone has arrived.
+    Stays(Payload),
 }
 
 impl Flight {
@@ -27,14 +33,23 @@ impl Flight {
         request: Request,
     ) -> Result<Flight, Error> {
         let held = device.hold(cause, request.operation.bytes() as u64);
-        Ok(Flight { pending: group.start(request)?, held })
+        Ok(Flight { state: FlightState::Pending(group.start(request)?), held })
+    }
+
+    /// What goes to nobody else, held for `cause` all the same until somebody waits for it.
+    pub(crate) fn stays(device: &Arc<Device>, cause: Cause, payload: Payload) -> Flight {
+        let held = device.hold(cause, (payload.len() * payload.kind().size()) as u64);
+        Flight { state: FlightState::Stays(payload), held }
     }
 
     /// # Errors
     /// What the group reports.
     pub(crate) fn wait(self) -> Result<Completed, Error> {
-        let Flight { pending, held } = self;
-        let done = pending.wait();
+        let Flight { state, held } = self;
+        let done = match state {
+            FlightState::Pending(pending) => pending.wait(),
+            FlightState::Stays(recv) => Ok(Completed { send: None, recv }),
+        };
         drop(held);
         done
     }

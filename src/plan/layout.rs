@@ -65,7 +65,9 @@ pub struct Layout {
     pub condensed: f64,
     /// How fast ranks compute and talk: what `shadowing = "auto"` and `migrate = "auto"` go by.
     pub rates: Rates,
-    /// Ranks compute on accelerators, which add up gradients in memory of their own.
+    /// Ranks compute on accelerators.
+    pub on_accelerators: bool,
+    /// These add up gradients in memory of their own.
     pub reduces_on_devices: bool,
     /// A copy of the state is written while steps are taken.
     pub copies_state: bool,
@@ -95,6 +97,7 @@ impl Layout {
             condensed: 0.0,
             bucketing,
             rates: RATES,
+            on_accelerators: false,
             reduces_on_devices: false,
             copies_state: false,
             migrating: None,

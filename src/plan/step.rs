@@ -141,6 +141,11 @@ pub fn pairs(task: &Task, rank: usize) -> PlannedTraffic {
 
 const NOBODY_FAILS: &str = "nobody fails in a world of sizes";
 
+/// What the task's ranks compute on, without elements.
+fn sizes_of(task: &Task) -> Arc<Device> {
+    Device::sizes_of(1, task.layout.on_accelerators)
+}
+
 /// A rank without data.
 pub(super) struct Walked<'a> {
     task: &'a Task,
@@ -154,7 +159,7 @@ pub(super) struct Walked<'a> {
 impl<'a> Walked<'a> {
     /// In a world in which others are not there: they tell what `load` says.
     fn alone(task: &'a Task, rank: usize, load: &Load) -> Walked<'a> {
-        let (device, loads) = (Device::sizes(1), Arc::new(Loads::new(task, rank, load)));
+        let (device, loads) = (sizes_of(task), Arc::new(Loads::new(task, rank, load)));
         let sent = Arc::new(Sent::new(device.clone(), &task.layout));
         let routings = Routings { script: Some(loads.clone()), ..Routings::NONE };
         let counted = sent.clone();
@@ -166,7 +171,7 @@ impl<'a> Walked<'a> {
 
     /// One of a world whose ranks are all walked.
     pub(super) fn among(task: &'a Task, inner: Arc<dyn Communicator>, routings: Routings) -> Walked<'a> {
-        let (device, rank) = (Device::sizes(1), inner.rank());
+        let (device, rank) = (sizes_of(task), inner.rank());
         let sent = Arc::new(Sent::new(device.clone(), &task.layout));
         let counted = sent.clone();
         let world = sizes::among(inner, Arc::new(move |group, operation| counted.count(group, operation)));

@@ -122,6 +122,8 @@ struct Context {
     std::set<Module*> modules;
     // By address, bytes.
     std::map<uintptr_t, size_t> memory, pinned;
+    // Pinned memory that the driver gave, by address, bytes.
+    std::map<uintptr_t, size_t> staging;
     size_t held = 0;
 };
 
@@ -474,6 +476,7 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(int device) {
     if (!context.lost) {
         count("left memory", (long long)context.memory.size());
         count("left pinned", (long long)context.pinned.size());
+        count("left staging", (long long)context.staging.size());
         count("left streams", (long long)context.streams.size());
         count("left events", (long long)context.events.size());
         count("left modules", (long long)context.modules.size());
@@ -675,19 +678,53 @@ EXPORT CUresult cuMemHostRegister_v2(void* address, size_t bytes, unsigned flags
     return SUCCESS;
 }
 
+// Nothing that is asked for may still need these bytes of the host.
+static void check_unused(uintptr_t first, size_t bytes, const char* what) {
+    for (auto& [_, stream] : current->streams) {
+        for (Operation& operation : stream->queue) {
+            bool is_used = operation.host < first + bytes && first < operation.host + operation.host_bytes;
+            if (is_used) fake::misuse(std::string("memory is ") + what + " that " + operation.what + " needs");
+        }
+    }
+}
+
 EXPORT CUresult cuMemHostUnregister(void* address) {
     BEGIN;
     auto found = current->pinned.find((uintptr_t)address);
     if (found == current->pinned.end()) return HOST_MEMORY_NOT_REGISTERED;
-    auto check = [&](Stream& stream) {
-        for (Operation& operation : stream.queue) {
-            bool is_used = operation.host < found->first + found->second && found->first < operation.host + operation.host_bytes;
-            if (is_used) fake::misuse("memory is unpinned that " + operation.what + " needs");
-        }
-    };
-    for (auto& [_, stream] : current->streams) check(*stream);
+    check_unused(found->first, found->second, "unpinned");
     current->pinned.erase(found);
     return SUCCESS;
+}
+
+EXPORT CUresult cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
+    BEGIN;
+    if (!address || !bytes || flags & ~7u) return INVALID_VALUE;
+    if (fails("stage", "")) return OUT_OF_MEMORY;
+    *address = mmap(nullptr, in_pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (*address == MAP_FAILED) fake::misuse("the host has no memory");
+    memset(*address, 0xff, bytes);
+    current->staging[(uintptr_t)*address] = bytes;
+    return SUCCESS;
+}
+
+EXPORT CUresult cuMemFreeHost(void* address) {
+    BEGIN;
+    auto found = current->staging.find((uintptr_t)address);
+    if (found == current->staging.end()) return INVALID_VALUE;
+    check_unused(found->first, found->second, "freed");
+    munmap(address, in_pages(found->second));
+    current->staging.erase(found);
+    return SUCCESS;
+}
+
+// Whether bytes lie in memory that the driver gave.
+static bool is_staging(const void* address, size_t bytes) {
+    uintptr_t first = (uintptr_t)address;
+    auto next = current->staging.upper_bound(first);
+    if (next == current->staging.begin()) return false;
+    auto [start, size] = *--next;
+    return first + bytes <= start + size;
 }
 
 // What fails while it runs takes the device along.
@@ -704,7 +741,10 @@ EXPORT CUresult cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes
     if (kind == PARTLY) return INVALID_VALUE;
     count(kind == WHOLLY ? "bytes from pinned memory" : "bytes to the device", (long long)bytes);
     auto into = find_stream(stream);
-    if (kind == WHOLLY) {
+    if (is_staging(from, bytes)) {
+        auto work = copying("upload", [=] { memcpy((void*)to, from, bytes); });
+        queue(*into, Operation{"a copy to the device", work, nullptr, 0, (uintptr_t)from, bytes});
+    } else if (kind == WHOLLY) {
         auto work = copying("fetch", [=] { memcpy((void*)to, from, bytes); });
         queue(*into, Operation{"a copy from pinned memory", work, nullptr, 0, (uintptr_t)from, bytes});
     } else {

@@ -10,7 +10,7 @@ use guildhall::moe::{
 };
 use guildhall::parallel::collectives::{RowCounts, all_to_all_rows};
 use guildhall::parallel::{ExpertTable, Mesh, Parameters, Weight};
-use guildhall_tensor::{Draws, Indices, Purpose, Tape, Tensor, Var};
+use guildhall_tensor::{Draws, Index, Indices, Purpose, Tape, Tensor, Var};
 use proptest::prelude::*;
 
 use crate::world::{on_mesh, shape};
@@ -398,9 +398,9 @@ fn check_together(plans: &[ExpertPlan]) {
         for step in &plan.steps {
             assert_eq!(step.rows, next..next + step.counts.send.iter().sum::<usize>(), "steps one after the other");
             next = step.rows.end;
-            let (sorted, places) = (step.sorting.by_expert.known(), step.sorting.places());
-            let places = places.known();
-            assert!(is_permutation(sorted) && sorted.len() == step.counts.receive.iter().sum::<usize>());
+            let [sorted, places] = [step.sorting.by_expert.clone(), step.sorting.places()]
+                .map(|rows| (0..rows.len()).map(|i| Index::from(&rows).at(i)).collect::<Vec<u32>>());
+            assert!(is_permutation(&sorted) && sorted.len() == step.counts.receive.iter().sum::<usize>());
             assert!(sorted.iter().enumerate().all(|(i, &row)| places[row as usize] as usize == i), "inverses");
             assert_eq!(step.sorting.is_done(), sorted.is_sorted());
         }

@@ -150,7 +150,7 @@ fn a_device_that_is_lost_ends_all_ranks() {
         })
     };
     let mut failed = BTreeSet::new();
-    for operations in (0..).step_by(97) {
+    for operations in (0..).step_by(3) {
         let [other, lost] = <[_; 2]>::try_from(run(operations)).expect("two ranks");
         let Err(lost) = lost else { break };
         let (lost, other) = (lost.to_string(), other.expect_err("peers end, too").to_string());

@@ -92,6 +92,7 @@ fn what_a_machine_lacks_is_told() {
     let unknown = ["NVRTC does not compile", "invalid value for --gpu-architecture=sm_99"];
     refused(with(&shop, &[("CAPABILITY", "9.9")], &train), &unknown);
     refused(with(&shop, &[("FAIL", "context:1")], &train), &["CUDA fails at opening the device", "out of memory"]);
+    refused(with(&shop, &[("FAIL", "stage:1")], &train), &["CUDA fails at pinning memory", "out of memory"]);
     let old = with(&shop, &[("DRIVER", "12080")], &train);
     refused(old, &["driver is one for CUDA 12.8", "those of CUDA 13.0", "install a newer driver"]);
     if shop.succeeds("devices").out.contains("cuda       missing") {
@@ -375,7 +376,7 @@ fn a_kernel_that_fails_late_ends_the_run() {
 /// In the middle of what two GPUs copy from each other.
 #[test]
 fn a_gpu_that_is_lost_in_a_collective_ends_the_run() {
-    for number in [140, 150] {
+    for number in [108, 116] {
         let plan = format!("copy:{number}");
         let options = "--ranks 2 --set parallel.transport=copies --set parallel.expert=2";
         check_failure(options, &[("DEVICES", "2"), ("FAIL", &plan)], &["step 3"]);

@@ -23,6 +23,7 @@ pub struct Device {
     team: OnceLock<Team>,
     blocking: Blocking,
     engine: Engine,
+    is_wide: bool,
     account: Account,
     multiply_adds: AtomicU64,
     crossings: AtomicU64,
@@ -61,6 +62,11 @@ impl Device {
         Device::with(threads, Blocking::default(), Engine::Sizes(Books::default()))
     }
 
+    /// The same where an accelerator would allocate, charge and count, if it `is_wide`.
+    pub fn sizes_of(threads: usize, is_wide: bool) -> Arc<Device> {
+        Device::made(threads, Blocking::default(), Engine::Sizes(Books::default()), is_wide)
+    }
+
     /// A device whose kernels are those of accelerators, compiled for the host and run there in memory that is not the
     /// host's; every result is compared with that of the CPU's kernel. Products use up to `threads` threads.
     ///
@@ -92,10 +98,27 @@ impl Device {
     }
 
     fn with(threads: usize, blocking: Blocking, engine: Engine) -> Arc<Device> {
+        let is_wide = matches!(engine, Engine::Accelerator(_));
+        Device::made(threads, blocking, engine, is_wide)
+    }
+
+    fn made(threads: usize, blocking: Blocking, engine: Engine, is_wide: bool) -> Arc<Device> {
         let (multiply_adds, crossings) = (AtomicU64::new(0), AtomicU64::new(0));
         let (account, free, scope) = (Account::new(), Mutex::default(), Mutex::new("".into()));
         let (times, team) = (OnceLock::new(), OnceLock::new());
-        Arc::new(Device { threads, team, blocking, engine, account, multiply_adds, crossings, free, scope, times })
+        Arc::new(Device {
+            threads,
+            team,
+            blocking,
+            engine,
+            is_wide,
+            account,
+            multiply_adds,
+            crossings,
+            free,
+            scope,
+            times,
+        })
     }
 
     /// How products are divided.
@@ -123,6 +146,11 @@ impl Device {
     /// Whether tensors are in memory that is not the host's.
     pub fn has_own_memory(&self) -> bool {
         matches!(self.engine, Engine::Accelerator(_))
+    }
+
+    /// Whether it takes much at once to keep it busy: an accelerator, or sizes that stand for one.
+    pub(crate) fn is_wide(&self) -> bool {
+        self.is_wide
     }
 
     /// Whether a kernel of one takes tensors of the other.

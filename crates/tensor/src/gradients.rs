@@ -1,5 +1,6 @@
 //! Gradients on their way back: of intermediate values, in f32, between their last contribution and their own op; of
-//! parameters in the parameters' own buffers, in the type of these.
+//! parameters in the parameters' own buffers, in the type of these. What a collective brings in less stays as it is until it
+//! is added to or somebody wants f32.
 
 use std::sync::Arc;
 
@@ -67,15 +68,15 @@ impl Gradients {
 
     /// The gradient of a [`crate::Tape::leaf`], for the caller alone.
     pub(crate) fn take(&mut self, leaf: Input) -> Option<Tensor> {
-        self.slots[leaf.0?].take()
+        self.slots[leaf.0?].take().map(Tensor::into_f32)
     }
 
     /// Adds `gradient` to the input's.
     pub fn add(&mut self, input: Input, gradient: Tensor) {
         let Some(index) = input.0 else { return };
         match &mut self.slots[index] {
-            Slot::Intermediate(slot @ None) => *slot = Some(gradient.into_f32()),
-            Slot::Intermediate(Some(sum)) => add_into(sum, gradient.into_f32()),
+            Slot::Intermediate(slot @ None) => *slot = Some(gradient),
+            Slot::Intermediate(slot) => add_into(widened(slot), gradient.into_f32()),
             Slot::Parameter(sum) => {
                 sum.contribute(|sum, accumulate| kernels::put(sum, &gradient.to_f32(), accumulate));
             }
@@ -111,13 +112,20 @@ impl Gradients {
         match &mut self.slots[index] {
             Slot::Intermediate(slot) => {
                 let accumulate = slot.is_some();
-                let sum = slot.get_or_insert_with(|| Tensor::stale(device, shape, Dtype::F32));
+                slot.get_or_insert_with(|| Tensor::stale(device, shape, Dtype::F32));
+                let sum = widened(slot);
                 make_unique(sum);
                 f(sum, accumulate);
             }
             Slot::Parameter(sum) => sum.contribute(f),
         }
     }
+}
+
+/// A gradient that is there, in f32.
+fn widened(slot: &mut Option<Tensor>) -> &mut Tensor {
+    let sum = slot.take().expect("a gradient that is added to").into_f32();
+    slot.insert(sum)
 }
 
 fn make_unique(tensor: &mut Tensor) {

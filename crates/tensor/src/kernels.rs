@@ -240,7 +240,7 @@ kernels! {
     /// `out[first rows] = a b + row`, for every row.
     product::linear(out: any) reads (a: any, b: any, row: any) with (read: [&Matrix; 2]) as composed;
     /// `dw (+)= g^T x`: g `[R, out]`, x `[R, in]`.
-    product::weight_gradient(dw: any, scratch: scratch) reads (g: f32, x: any) with (widths: [usize; 2], accumulate: bool) as composed;
+    product::weight_gradient(dw: any, scratch: scratch) reads (g: any, x: any) with (widths: [usize; 2], accumulate: bool) as composed;
     /// The sums of some rows' columns.
     product::column_sums(sums: f32) reads (x: f32) with (rows: usize, accumulate: bool) within (sums_of(x)) as composed;
 
@@ -265,7 +265,7 @@ kernels! {
     grouped_swiglu::from_gate_and_up(y: any) reads (kept: any, second: any) with (counts: &[usize], widths: Widths)
         within (rounding_of(second)) as composed;
     /// Turns gate and up into their gradients, fills `hidden` with the gated products and `dx` with the rows' gradient.
-    grouped_swiglu::swiglu_experts_back(kept: any, hidden: any, dx: f32) reads (g: f32, first: any, second: any)
+    grouped_swiglu::swiglu_experts_back(kept: any, hidden: any, dx: f32) reads (g: any, first: any, second: any)
         with (counts: &[usize], widths: Widths, accumulate: bool) within (rounding_of(second)) as composed;
 
     // --- norms ----------------------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ kernels! {
     gather::gather(out: any) reads (x: any, index: u32) with (width: usize, accumulate: bool)
         moves (out.len() * (out.dtype().bytes() + x.dtype().bytes()));
     /// `out[index[i]] (+)= x[i]`, rows that nothing adds to being zero.
-    gather::scatter_add(out: f32) reads (x: f32, index: u32) with (width: usize, accumulate: bool) within (sums_of(x))
+    gather::scatter_add(out: f32) reads (x: any, index: u32) with (width: usize, accumulate: bool) within (sums_of(x))
         as composed;
     /// `out[t] = sum_j w[t, j] x[places[t, j]]`.
     gather::weighted_sum(out: any) reads (x: any, w: f32, places: u32) with (width: Width);

@@ -128,6 +128,13 @@ impl LentTensor {
         from.iter().for_each(|part| part.check(&bytes));
         self.exchange_after(self);
         from.iter().for_each(|part| self.exchange_after(part));
+        if let [part] = from {
+            // Of one part there is nothing to add.
+            if !std::ptr::eq(*part, self) || first != bytes.start {
+                self.copy(first, part, bytes);
+            }
+            return;
+        }
         for start in bytes.clone().step_by(PIECE) {
             let piece = start..bytes.end.min(start + PIECE);
             self.reduce_piece(first + start - bytes.start, reduction, from, piece);

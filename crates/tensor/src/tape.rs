@@ -216,6 +216,18 @@ impl Tape {
         inputs: &[Input],
         backward: impl FnOnce(Tensor, &mut Gradients) -> Result<(), BackwardError> + 'static,
     ) -> Var {
+        let backward = move |gradient: Tensor, gradients: &mut Gradients| backward(gradient.into_f32(), gradients);
+        self.consuming_stored_op(op, value, inputs, backward)
+    }
+
+    /// The same for an op that takes the value's gradient in f32 or as it came, which may be in less.
+    pub fn consuming_stored_op(
+        &self,
+        op: &'static str,
+        value: Tensor,
+        inputs: &[Input],
+        backward: impl FnOnce(Tensor, &mut Gradients) -> Result<(), BackwardError> + 'static,
+    ) -> Var {
         self.record(op, Made::Known(value), inputs, Box::new(backward))
     }
 

@@ -195,7 +195,11 @@ fn sizes_are_counted_as_the_host_counts() {
 const BYTES_OF_BLOCK: u64 = 1 << 14;
 
 /// Kernels that leave a large operand to few blocks, and why.
-const FEW_BLOCKS: [(&str, &str); 5] = [
+const FEW_BLOCKS: [(&str, &str); 6] = [
+    (
+        "block_squares",
+        "has sixteen lanes for 2^14 elements, whose sums have the processor's order, and a warp for two such",
+    ),
     ("carry_back_weights", "reads few rows of a large operand"),
     ("gather", "reads few rows of a large operand"),
     (

@@ -146,7 +146,7 @@ impl RowCopies {
     pub fn of_rows(elements: usize, dtype: Dtype) -> RowCopies {
         let row = (elements * size_of::<f32>()) as u64;
         let [result, token, moving] = match dtype {
-            Dtype::Bf16 => [3, 18, 0],
+            Dtype::Bf16 => [3, 15, 0],
             _ => [5, 16, 8],
         };
         RowCopies { result: result * row, token: token * row, moving: moving * row }

@@ -90,7 +90,25 @@ impl Inverse {
     }
 }
 
-pub(crate) fn scatter_add(device: &Device, out: &mut [f32], x: &[f32], index: &[u32], width: usize, accumulate: bool) {
+pub(crate) fn scatter_add(
+    device: &Device,
+    out: &mut [f32],
+    x: StoredRef,
+    index: &[u32],
+    width: usize,
+    accumulate: bool,
+) {
+    as_numbers!(StoredRef(x) => add_lines(device, out, x, index, width, accumulate));
+}
+
+fn add_lines<X: StoredNumber>(
+    device: &Device,
+    out: &mut [f32],
+    x: &[X],
+    index: &[u32],
+    width: usize,
+    accumulate: bool,
+) {
     let inverse = Inverse::new(index, out.len() / width.max(1));
     for_rows(
         device,
@@ -105,7 +123,7 @@ pub(crate) fn scatter_add(device: &Device, out: &mut [f32], x: &[f32], index: &[
                 }
                 for &from in inverse.of(first + i) {
                     let from = &x[from as usize * width..][..width];
-                    line.iter_mut().zip(from).for_each(|(o, x)| *o += x);
+                    line.iter_mut().zip(from).for_each(|(o, x)| *o += x.wide());
                 }
             }
         },

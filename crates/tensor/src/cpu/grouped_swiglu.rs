@@ -194,14 +194,14 @@ pub(crate) fn swiglu_experts_back(
     kept: Stored,
     hidden: Stored,
     dx: &mut [f32],
-    g: &[f32],
+    g: StoredRef,
     first: StoredRef,
     second: StoredRef,
     counts: &[usize],
     widths: Widths,
     accumulate: bool,
 ) {
-    let weights = [first.into(), second.into()];
+    let (g, weights) = (g.into(), [first.into(), second.into()]);
     match (kept, hidden) {
         (Stored::F32(kept), Stored::F32(hidden)) => {
             backward(device, (kept, hidden, dx), g, weights, counts, widths, accumulate);
@@ -216,7 +216,7 @@ pub(crate) fn swiglu_experts_back(
 fn backward<T: SwigluValue>(
     device: &Device,
     (kept, hidden, dx): (&mut [T], &mut [T], &mut [f32]),
-    g: &[f32],
+    g: Numbers,
     [first, second]: [Numbers; 2],
     counts: &[usize],
     Widths { outer, inner }: Widths,
@@ -233,7 +233,7 @@ fn backward<T: SwigluValue>(
             let ExpertRows { expert, rows } = &tasks[i];
             let (mut kept, mut hidden, mut dx) = (take(&kept[i]), take(&hidden[i]), take(&dx[i]));
             let count = rows.len();
-            let g = View::new(&g[rows.start * outer..], count, outer, outer);
+            let g = View::of(g.tail(rows.start * outer), count, outer, outer);
             let w = View::of(second.tail(expert * inner * outer), outer, inner, inner);
             let mut slopes = device.take_f32(count * inner);
             gemm_serial(device, &mut slopes, inner, g, w, SET);

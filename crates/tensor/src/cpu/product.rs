@@ -85,13 +85,13 @@ pub(crate) fn weight_gradient(
     device: &Device,
     mut dw: Stored,
     scratch: &mut [f32],
-    g: &[f32],
+    g: StoredRef,
     x: StoredRef,
     [outer, inner]: [usize; 2],
     accumulate: bool,
 ) {
     let rows = g.len().checked_div(outer).unwrap_or(0);
-    let (g, x) = (View::new(g, rows, outer, outer).t(), View::of(x.into(), rows, inner, inner));
+    let (g, x) = (View::of(g.into(), rows, outer, outer).t(), View::of(x.into(), rows, inner, inner));
     dw.by_rows(device, (inner, accumulate), scratch, |some, dw| {
         gemm(device, dw, inner, g.at_rows(some), x, set_or_add(accumulate));
     });

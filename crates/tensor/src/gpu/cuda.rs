@@ -9,6 +9,7 @@ mod groups;
 mod libraries;
 pub(crate) mod nccl;
 mod products;
+mod staging;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::c_void;
@@ -29,6 +30,7 @@ use blas::BlasHandle;
 use groups::ProductGroups;
 use libraries::find_libraries;
 use products::Products;
+use staging::Staging;
 
 use super::call::Launch;
 use super::compile::kept;
@@ -169,6 +171,8 @@ pub(crate) struct Cuda {
     /// By name, those that have been launched.
     functions: Mutex<HashMap<&'static str, CudaFunction>>,
     pinned: PinnedBytes,
+    /// Of the stream of kernels.
+    staging: Mutex<Staging>,
     /// GPUs that copies have come from, by number.
     reached: Mutex<BTreeSet<usize>>,
     /// Multiprocessors.
@@ -202,6 +206,7 @@ impl Cuda {
         let kernels = &streams[DeviceStream::Compute as usize];
         let products = Products::new(&context, [kernels.clone(), beside.clone()], bytes)?;
         let blas = Mutex::new(BlasHandle::new(kernels)?);
+        let staging = Mutex::new(Staging::new(&context, kernels, bytes)?);
         let (functions, products, processors) = (Mutex::default(), Mutex::new(products), processors as u32);
         let (pinned, reached, groups) = (PinnedBytes::default(), Mutex::default(), Mutex::default());
         let ended = OnceLock::new();
@@ -214,6 +219,7 @@ impl Cuda {
             products,
             blas,
             pinned,
+            staging,
             reached,
             processors,
             groups,
@@ -313,7 +319,11 @@ impl Accelerator for Cuda {
     }
 
     fn upload(&self, stream: DeviceStream, memory: &DeviceMemory, first: usize, bytes: &[u8]) {
-        let (stream, to) = (self.stream(stream), memory.address() + first as u64);
+        let (is_kernels, stream, to) =
+            (stream == DeviceStream::Compute, self.stream(stream), memory.address() + first as u64);
+        if is_kernels && lock(&self.staging).upload(to, bytes) {
+            return;
+        }
         // SAFETY: `DeviceMemory` has checked that the bytes lie in it. Memory of the host that is not pinned has been read
         // when the call returns; for other memory the host waits.
         done(unsafe { result::memcpy_htod_async(to, bytes, stream.cu_stream()) }, "a copy to the device");

@@ -62,7 +62,7 @@ pub(crate) fn scatter_add(
     let lists = SourceLists::new(gpu, device, rows_of(out, width), index, 0);
     let mut call = Call::new(gpu, device, "gather", "scatter_add");
     call.output(out, OperandKind::F32);
-    call.input(x, OperandKind::F32);
+    call.input(x, OperandKind::Any);
     call.input(index, OperandKind::U32);
     lists.pass(&mut call);
     width.pass(&mut call);

@@ -154,6 +154,9 @@ pub(crate) fn denormalise_back_affine(
     columns(gpu, device, [dw, db], ("denorm", "denormalise_back_affine"), &inputs, moments.len() / 2);
 }
 
+/// Threads of a block that adds up squares: so few that even a small weight has blocks for much of a device.
+const SQUARING_THREADS: u32 = 32;
+
 /// To the CPU's bits: runs are compared by the bits of norms. Two launches, however many tiles.
 pub(crate) fn add_squares(
     gpu: &Gpu,
@@ -170,7 +173,7 @@ pub(crate) fn add_squares(
     call.input(x, OperandKind::F32);
     range.pass(&mut call);
     SQUARES.pass(&mut call);
-    call.launch();
+    call.launch_by(SQUARING_THREADS);
     let mut call = Call::new(gpu, device, "adamw", "add_in_order");
     call.output(sums, OperandKind::F64);
     call.read(parts.device_elements(), OperandKind::F64);

@@ -157,7 +157,10 @@ fn rows_by_index() {
         let wide = gradients(x, &lines, |out, accumulate| gather(out, x, &index, WIDTH, accumulate));
         let sums = made(x, &[TOKENS, WIDTH], x.dtype(), |out| weighted_sum(out, x, &w, &places, width));
         let dw = made(x, &[TOKENS, 2], Dtype::F32, |dw| weighted_sum_back_weights(dw, x, &g, &places, width));
-        [rows, sums, dw].into_iter().chain(wide).collect()
+        let to: Vec<u32> = (0..ROWS as u32).map(|row| row * 77 % TOKENS as u32).collect();
+        let to = Tensor::from_index(x.device(), &to);
+        let added = gradients(x, &[TOKENS, WIDTH], |out, accumulate| scatter_add(out, x, &to, WIDTH, accumulate));
+        [rows, sums, dw].into_iter().chain(wide).chain(added).collect()
     });
 }
 

@@ -101,36 +101,6 @@ pub(super) fn first_keys(segments: &[u32], seq: usize) -> Vec<u32> {
     first
 }
 
-/// Cosines and sines `[positions.len(), head_dim / 2]` of rotary positions (Su et al. 2021), pair i turning by
-/// `position * theta^(-2 i / head_dim)`. Where `head_dim` is less than that of a head, its last numbers turn.
-pub fn rotary_tables<'a>(
-    device: &Arc<Device>,
-    positions: impl Into<Index<'a>>,
-    head_dim: usize,
-    theta: f32,
-) -> [Tensor; 2] {
-    turning_tables(device, positions, &rotary_speeds(head_dim, theta), 1.0)
-}
-
-/// By how much each pair turns from one position to the next.
-pub fn rotary_speeds(head_dim: usize, theta: f32) -> Vec<f64> {
-    (0..head_dim / 2).map(|i| f64::from(theta).powf(-2.0 * i as f64 / head_dim as f64)).collect()
-}
-
-/// [`rotary_tables`] of other speeds, times a factor.
-pub fn turning_tables<'a>(
-    device: &Arc<Device>,
-    positions: impl Into<Index<'a>>,
-    speeds: &[f64],
-    factor: f64,
-) -> [Tensor; 2] {
-    let (positions, half) = (positions.into(), speeds.len());
-    let angle = |i: usize| f64::from(positions.at(i / half)) * speeds[i % half];
-    let table =
-        |f: fn(f64) -> f64| Tensor::from_fn(device, &[positions.len(), half], |i| (factor * f(angle(i))) as f32);
-    [table(f64::cos), table(f64::sin)]
-}
-
 /// Which tokens see each other, and where they stand: what all layers' attention needs to know of a batch.
 #[derive(Clone, Debug)]
 pub struct AttentionSpans {
@@ -147,7 +117,7 @@ pub struct AttentionSpans {
 
 impl AttentionSpans {
     /// Rows of `seq` tokens, of which each sees the positions of its row that `keys` has for it ([`causal_keys`],
-    /// [`segment_keys`]); `rotary` comes from [`rotary_tables`], none being for learned positions.
+    /// [`segment_keys`]); `rotary` comes from [`super::rotary_tables`], none being for learned positions.
     ///
     /// # Panics
     /// If a token sees from, or to, an earlier position than the one before it in its row.

@@ -15,8 +15,9 @@ use std::convert::Infallible;
 use std::ops::Range;
 
 use super::f32_like;
-use super::linear::{linear_into, multiply, whole};
+use super::linear::{common_type, linear_into, multiply, rounded_once, whole};
 use crate::cpu::product::{Matrix, Product};
+use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::index::Index;
 use crate::kernels;
@@ -25,8 +26,18 @@ use crate::tensor::Tensor;
 
 /// Targets that do not count.
 const IGNORE: u32 = u32::MAX;
-/// Rows of logits computed before they are turned into gradients.
+/// Rows of logits computed before they are turned into gradients: what a processor has in its caches.
 const BLOCK_ROWS: usize = 256;
+/// The most blocks that a wide device takes as one, and logits of so many: each time the weights' gradient is read and written
+/// again, as large as thousands of rows of logits.
+const BLOCKS_AT_ONCE: usize = 16;
+const LOGITS_AT_ONCE: usize = 1 << 26;
+
+/// Of rows with so many logits on all ranks.
+fn block_rows(device: &Device, classes: usize) -> usize {
+    let blocks = LOGITS_AT_ONCE / (BLOCK_ROWS * classes.max(1));
+    if device.is_wide() { BLOCK_ROWS * blocks.clamp(1, BLOCKS_AT_ONCE) } else { BLOCK_ROWS }
+}
 
 /// The classes that are here: as many as the weight has rows, of `all`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +108,10 @@ impl UnscaledGradients {
     /// Takes the logits' gradients of some rows in, the first rows of `block`.
     fn add(&mut self, block: &Tensor, x: &Tensor, w: &Tensor, rows: Range<usize>) {
         let logits = Matrix::new(0..rows.len(), w.rows());
+        if let Some(db) = &mut self.db {
+            kernels::column_sums(db, block, rows.len(), true);
+        }
+        let block = &rounded_once(block.clone(), common_type(x, w));
         if let Some(dx) = &mut self.dx {
             let p = Product { a: logits.clone(), b: whole(w), first: rows.start, accumulate: false };
             multiply(dx, block, w, &p);
@@ -105,9 +120,6 @@ impl UnscaledGradients {
             let accumulate = rows.start > 0;
             let p = Product { a: logits.t(), b: Matrix::new(rows.clone(), x.cols()), first: 0, accumulate };
             multiply(dw, block, x, &p);
-        }
-        if let Some(db) = &mut self.db {
-            kernels::column_sums(db, block, rows.len(), true);
         }
     }
 }
@@ -156,11 +168,12 @@ impl Var {
         let (device, x, weights) = (self.device().clone(), self.value().clone(), Weights::of(w, bias));
         let targets = targets.on(&device);
         let stale = |shape: &[usize]| Tensor::stale(&device, shape, Dtype::F32);
-        let (mut block, mut losses) = (stale(&[BLOCK_ROWS.min(tokens), here.len()]), stale(&[tokens]));
+        let most = block_rows(&device, classes.all);
+        let (mut block, mut losses) = (stale(&[most.min(tokens), here.len()]), stale(&[tokens]));
         let (to_x, to_w, to_b) = (self.input(), w.input(), bias.map(Var::input));
         let wanted = [Some(to_x), Some(to_w), to_b].map(|to| to.is_some_and(Input::is_on_tape));
         let mut kept = UnscaledGradients::of(wanted, &x, &weights);
-        device.clone().for_blocks(tokens, BLOCK_ROWS, |rows| {
+        device.clone().for_blocks(tokens, most, |rows| {
             weights.logits(&mut block, &x, rows.clone());
             let mut own = stale(&[rows.len(), 3]);
             kernels::to_exponentials(&mut block, &mut own, &targets, rows.clone(), here.clone());

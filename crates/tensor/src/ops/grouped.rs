@@ -2,6 +2,7 @@
 //!
 //! Rows of expert e are contiguous and experts come in order, `counts[e]` rows each (possibly none).
 
+use super::linear::{common_type, rounded_once};
 use crate::cpu::stored::scratch_len;
 use crate::dtype::Dtype;
 use crate::gradients::Gradients;
@@ -30,13 +31,15 @@ impl Var {
         let (shape, dtype) = ([x.rows(), outer], self.dtype());
         let (to_x, to_w, to_bias) = (self.input(), w.input(), bias.map(Var::input));
         let inputs: Vec<&Var> = [self, w].into_iter().chain(bias).collect();
-        self.tape().late_op("grouped_linear", (&shape, dtype), &inputs, make, move |g, gradients| {
+        self.tape().late_stored_op("grouped_linear", (&shape, dtype), &inputs, make, move |g, gradients| {
             let weight = weight.tensor();
             if let Some(to_bias) = to_bias {
+                let g = g.to_f32();
                 gradients.write(&device, to_bias, &[experts, outer], |db, accumulate| {
                     kernels::grouped_bias_gradient(db, &g, &counts, accumulate);
                 });
             }
+            let g = rounded_once(g, common_type(&x, &weight));
             weight_gradient(gradients, (to_w, weight.shape()), &g, &x, &counts);
             gradients.write(&device, to_x, x.shape(), |dx, accumulate| {
                 device.count_product(g.rows(), outer, inner);

@@ -4,6 +4,7 @@
 //! and saves a third of an MoE layer's activations.
 
 use super::grouped::weight_gradient;
+use super::linear::{common_type, rounded_once};
 use crate::cpu::grouped_swiglu::Widths;
 use crate::dtype::Dtype;
 use crate::kernels;
@@ -32,33 +33,40 @@ impl Var {
             }
         };
         let (to_x, to_first, to_second) = (self.input(), gate_up.input(), down.input());
-        self.tape().late_op("grouped_swiglu", (&shape, dtype), &[self, gate_up, down], make, move |g, gradients| {
-            let (mut kept, first, second) = (kept, first.tensor(), second.tensor());
-            let mut hidden = Tensor::stale(&device, &[x.rows(), inner], kept.dtype());
-            let mut go_back = |dx: &mut Tensor, accumulate| {
-                device.count_product(g.rows(), outer, inner);
-                device.count_product(g.rows(), both, outer);
-                kernels::swiglu_experts_back(
-                    &mut kept,
-                    &mut hidden,
-                    dx,
-                    &g,
-                    &first,
-                    &second,
-                    &counts,
-                    widths,
-                    accumulate,
-                );
-            };
-            if gradients.wants(to_x) {
-                gradients.write(&device, to_x, x.shape(), go_back);
-            } else {
-                // The weights' gradients need what going back leaves in `kept` and `hidden`.
-                go_back(&mut Tensor::stale(&device, x.shape(), Dtype::F32), false);
-            }
-            weight_gradient(gradients, (to_second, second.shape()), &g, &hidden, &counts);
-            weight_gradient(gradients, (to_first, first.shape()), &kept, &x, &counts);
-        })
+        self.tape().late_stored_op(
+            "grouped_swiglu",
+            (&shape, dtype),
+            &[self, gate_up, down],
+            make,
+            move |g, gradients| {
+                let (mut kept, first, second) = (kept, first.tensor(), second.tensor());
+                let g = rounded_once(g, common_type(&kept, &second));
+                let mut hidden = Tensor::stale(&device, &[x.rows(), inner], kept.dtype());
+                let mut go_back = |dx: &mut Tensor, accumulate| {
+                    device.count_product(g.rows(), outer, inner);
+                    device.count_product(g.rows(), both, outer);
+                    kernels::swiglu_experts_back(
+                        &mut kept,
+                        &mut hidden,
+                        dx,
+                        &g,
+                        &first,
+                        &second,
+                        &counts,
+                        widths,
+                        accumulate,
+                    );
+                };
+                if gradients.wants(to_x) {
+                    gradients.write(&device, to_x, x.shape(), go_back);
+                } else {
+                    // The weights' gradients need what going back leaves in `kept` and `hidden`.
+                    go_back(&mut Tensor::stale(&device, x.shape(), Dtype::F32), false);
+                }
+                weight_gradient(gradients, (to_second, second.shape()), &g, &hidden, &counts);
+                weight_gradient(gradients, (to_first, first.shape()), &kept, &x, &counts);
+            },
+        )
     }
 }
 

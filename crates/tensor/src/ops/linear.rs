@@ -43,6 +43,13 @@ fn weight_gradient(gradients: &mut Gradients, to: Input, shape: &[usize], g: &Te
     });
 }
 
+/// A gradient as products with a factor of this type read it. A wide device rounds it once for all of them; a processor does it
+/// while it packs.
+pub(super) fn rounded_once(g: Tensor, factor: Dtype) -> Tensor {
+    let dtype = if g.device().is_wide() { factor } else { Dtype::F32 };
+    g.into_dtype(dtype)
+}
+
 /// The f32 memory through which rows of `width` elements are written where they are stored in less.
 pub(super) fn scratch_for(stored: &Tensor, width: usize) -> Tensor {
     let len = scratch_len(stored.dtype(), width, stored.len());
@@ -65,6 +72,11 @@ fn product(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, (shape, dtype): (
     let bias = bias.map(|bias| bias.cast(dtype));
     linear_into(&mut y, x, weight, bias.as_ref(), [whole(x), whole(weight).t()]);
     y
+}
+
+/// The type of both, if they are of one.
+pub(super) fn common_type(a: &Tensor, b: &Tensor) -> Dtype {
+    if a.dtype() == b.dtype() { a.dtype() } else { Dtype::F32 }
 }
 
 impl Var {
@@ -91,6 +103,7 @@ impl Var {
             if let Some(to_bias) = to_bias {
                 add_bias_gradient(gradients, to_bias, &g);
             }
+            let g = rounded_once(g, common_type(&x, &weight));
             weight_gradient(gradients, to_w, weight.shape(), &g, &x);
             gradients.write(g.device(), to_x, x.shape(), |dx, accumulate| {
                 let p = Product { a: whole(&g), b: whole(&weight), first: 0, accumulate };

@@ -16,6 +16,7 @@ mod grouped_swiglu;
 mod linear;
 mod norm;
 mod relative_attention;
+mod rotary;
 mod rows;
 mod select;
 mod softmax;
@@ -27,11 +28,12 @@ pub use crate::cpu::variation::RowGroup;
 pub use adamw::SquareSums;
 pub use attention::{
     AttentionShape, AttentionSpans, CachedTerms, KvCache, ScoreTerms, TurningPairs, attend_cached, causal_keys,
-    cross_keys, rotary_speeds, rotary_tables, segment_keys, side_by_side, turning_tables, within_window,
+    cross_keys, segment_keys, side_by_side, within_window,
 };
 pub use cross_entropy::{Classes, join_statistics, stretch_sums};
 pub use denorm::NormMoments;
 pub use relative_attention::{Relative, Stretches, reach, relative_attend_cached, sinusoids};
+pub use rotary::{rotary_speeds, rotary_tables, turning_tables};
 pub use softmax::log_sum_exp_rows;
 
 use crate::dtype::Dtype;

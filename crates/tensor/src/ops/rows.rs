@@ -26,7 +26,7 @@ impl Var {
                 out
             }
         };
-        self.tape().late_op("gather_rows", (&gathered, dtype), &[self], make, move |g, gradients| {
+        self.tape().late_stored_op("gather_rows", (&gathered, dtype), &[self], make, move |g, gradients| {
             gradients.write(g.device(), to, &shape, |dx, accumulate| {
                 kernels::scatter_add(dx, &g, &index, width, accumulate);
             });
@@ -54,7 +54,7 @@ impl Var {
         self.tape().fallible_op("gather_rows_in_part", out, &[self], move |g, gradients| {
             let g = complete(g)?;
             gradients.write(g.device(), to, &shape, |dx, accumulate| {
-                kernels::scatter_add(dx, &g.to_f32(), &all, width, accumulate);
+                kernels::scatter_add(dx, &g, &all, width, accumulate);
             });
             Ok(())
         })
@@ -68,7 +68,7 @@ impl Var {
         assert!(index.all(|i| (i as usize) < rows), "a target is out of {rows} rows");
         let (width, index) = (self.value().cols(), index.on(self.device()));
         let mut out = Tensor::stale(self.device(), &[rows, width], Dtype::F32);
-        kernels::scatter_add(&mut out, &self.value().to_f32(), &index, width, false);
+        kernels::scatter_add(&mut out, self.value(), &index, width, false);
         let (to, shape) = (self.input(), self.shape().to_vec());
         self.tape().op("scatter_add_rows", out.cast(self.dtype()), &[self], move |g, gradients| {
             gradients.write(g.device(), to, &shape, |dx, accumulate| {

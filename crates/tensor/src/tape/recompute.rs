@@ -219,6 +219,20 @@ impl Tape {
         make: impl FnOnce() -> Tensor + 'static,
         backward: impl FnOnce(Tensor, &mut Gradients) + 'static,
     ) -> Var {
+        self.late_stored_op(op, (shape, dtype), inputs, make, move |gradient, gradients| {
+            backward(gradient.into_f32(), gradients);
+        })
+    }
+
+    /// The same for an op that takes the value's gradient in f32 or as it came, which may be in less.
+    pub fn late_stored_op(
+        &self,
+        op: &'static str,
+        (shape, dtype): (&[usize], Dtype),
+        inputs: &[&Var],
+        make: impl FnOnce() -> Tensor + 'static,
+        backward: impl FnOnce(Tensor, &mut Gradients) + 'static,
+    ) -> Var {
         let value = match self.is_late() {
             true => Made::Later(Rc::new(Later::new(shape, dtype, make))),
             false => Made::Known(make()),

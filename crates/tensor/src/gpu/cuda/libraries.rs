@@ -33,9 +33,9 @@ const NEEDED: [NeededLibrary; 4] = [
                     cuDeviceGetAttribute cuDeviceGetUuid_v2 cuGetErrorString cuGetErrorName cuDevicePrimaryCtxRetain \
                     cuDevicePrimaryCtxRelease_v2 cuCtxEnablePeerAccess cuCtxGetCurrent cuCtxSetCurrent cuCtxSynchronize cuModuleLoad \
                     cuModuleUnload cuModuleGetFunction cuLaunchKernel cuMemAlloc_v2 cuMemFree_v2 cuMemGetInfo_v2 \
-                    cuMemHostRegister_v2 cuMemHostUnregister cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 \
+                    cuMemHostAlloc cuMemFreeHost cuMemHostRegister_v2 cuMemHostUnregister cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 \
                     cuMemcpyDtoDAsync_v2 cuMemcpyPeerAsync cuMemsetD8Async cuStreamCreate cuStreamDestroy_v2 cuStreamSynchronize \
-                    cuStreamWaitEvent cuEventCreate cuEventRecord cuEventQuery cuEventDestroy_v2",
+                    cuStreamWaitEvent cuEventCreate cuEventRecord cuEventQuery cuEventSynchronize cuEventDestroy_v2",
     },
     NeededLibrary {
         is_there: nvrtc::sys::is_culib_present,
@@ -101,7 +101,7 @@ mod tests {
 
     /// What the stand-ins of these libraries offer besides: for each other, for tests, and what products do without.
     const BESIDES: &str = "fake_queue fake_queue_until fake_progress fake_device fake_holds fake_is_bound fake_fails fake_count cuModuleLoadData \
-                           cuEventSynchronize nvrtcGetPTXSize nvrtcGetPTX cublasGemmGroupedBatchedEx";
+                           nvrtcGetPTXSize nvrtcGetPTX cublasGemmGroupedBatchedEx";
 
     /// The stand-ins have what tests have seen called. What is called and not listed would panic where it is missing.
     #[test]

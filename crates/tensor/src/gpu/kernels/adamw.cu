@@ -43,39 +43,45 @@ KERNEL(adamw_of_strip, (Any weights, Span<float> state, AdamW rule, u64 first, S
 // The CPU's order of additions, so that a norm has the same bits wherever its parts are summed: in a block of elements as
 // many sums side by side, then what is left over and these sums; then the blocks.
 constexpr u64 LANES = 16;
-// Elements that are brought to shared memory by all threads, for the few that add: whole lanes.
-constexpr u64 BROUGHT = 4096;
+// Elements that a lane has on their way from memory at once.
+constexpr u32 READ_AHEAD = 16;
 
 DEVICE double square(float x) { return (double)x * x; }
 
-// sums: those of the squares of x[range], over `length` elements each
+// The sum of a lane's squares of so many elements, which are whole lanes.
+DEVICE double lane_squares(const float* from, u64 lane, u64 whole) {
+    double sum = 0.0;
+    u64 i = lane;
+    for (; i + (READ_AHEAD - 1) * LANES < whole; i += READ_AHEAD * LANES) {
+        float x[READ_AHEAD];
+        UNROLLED for (u32 n = 0; n < READ_AHEAD; n++) x[n] = from[i + n * LANES];
+        UNROLLED for (u32 n = 0; n < READ_AHEAD; n++) sum += square(x[n]);
+    }
+    for (; i < whole; i += LANES) sum += square(from[i]);
+    return sum;
+}
+
+// sums: those of the squares of x[range], over `length` elements each, of which a thread has a lane
 KERNEL(block_squares, (Span<u32> sums, Span<const float> x, Range range, u64 length)) {
-    SHARED(float, brought, BROUGHT);
-    SHARED(double, lanes, LANES);
-    BLOCKS(block, sums.len / 2) {
-        u64 first = range.start + block * length, len = least(range.end - first, length), whole = len / LANES * LANES;
-        const float* from = x.data + first;
+    SHARED(double, lanes, MAX_THREADS);
+    u64 count = sums.len / 2, at_once = threads() / LANES;
+    auto first_of = [=](u64 block) { return range.start + block * length; };
+    auto length_of = [=](u64 block) { return least(range.end - first_of(block), length); };
+    BLOCKS(group, (count + at_once - 1) / at_once) {
         THREADS {
-            for (u64 lane = thread(); lane < LANES; lane += threads()) lanes[lane] = 0.0;
-        }
-        for (u64 start = 0; start < whole; start += BROUGHT) {
-            u64 here = least(whole - start, BROUGHT);
-            THREADS {
-                for (u64 i = thread(); i < here; i += threads()) brought[i] = from[start + i];
-            }
-            THREADS {
-                for (u64 lane = thread(); lane < LANES; lane += threads()) {
-                    double sum = lanes[lane];
-                    for (u64 i = lane; i < here; i += LANES) sum += square(brought[i]);
-                    lanes[lane] = sum;
-                }
-            }
+            u64 block = group * at_once + thread() / LANES;
+            bool is_one = block < count;
+            u64 whole = is_one ? length_of(block) / LANES * LANES : 0;
+            lanes[thread()] = is_one ? lane_squares(x.data + first_of(block), thread() % LANES, whole) : 0.0;
         }
         THREADS {
-            if (thread() == 0) {
+            u64 block = group * at_once + thread() / LANES;
+            if (thread() % LANES == 0 && block < count) {
+                const float* from = x.data + first_of(block);
+                u64 len = length_of(block);
                 double rest = 0.0, sum = 0.0;
-                for (u64 i = whole; i < len; i++) rest += square(from[i]);
-                for (u64 lane = 0; lane < LANES; lane++) sum += lanes[lane];
+                for (u64 i = len / LANES * LANES; i < len; i++) rest += square(from[i]);
+                for (u64 lane = 0; lane < LANES; lane++) sum += lanes[thread() + lane];
                 store_double(sums, block, rest + sum);
             }
         }

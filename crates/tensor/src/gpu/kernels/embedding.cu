@@ -19,5 +19,7 @@ KERNEL(look_up_back, (Any table, Span<const float> g, Span<const u32> ids, Span<
     sum_sources(
         table, width, {heads, next}, accumulate,
         [=](u64 source) { return (u64)ids.data[source] - first; },
-        [=](float& sum, u64 source, u64 column) { sum += g.data[source * width + column]; });
+        [=](auto& sums, u64 source, u64 column) {
+            add_run(sums, 1.0f, ConstAny{g.data, g.len, F32}, source * width + column);
+        });
 }

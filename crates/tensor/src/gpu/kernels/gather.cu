@@ -27,12 +27,12 @@ KERNEL(list_sources, (Span<u32> heads, Span<u32> next, Span<const u32> rows, u64
 }
 
 // out[index] (+)= x [N, width], rows of out that nothing goes to becoming zeros without `accumulate`
-KERNEL(scatter_add, (Span<float> out, Span<const float> x, Span<const u32> index, Span<const u32> heads,
+KERNEL(scatter_add, (Span<float> out, ConstAny x, Span<const u32> index, Span<const u32> heads,
                      Span<const u32> next, u64 width, u32 accumulate)) {
     sum_sources(
         Any{out.data, out.len, F32}, width, {heads, next}, accumulate,
         [=](u64 source) { return (u64)index.data[source]; },
-        [=](float& sum, u64 source, u64 column) { sum += x.data[source * width + column]; });
+        [=](auto& sums, u64 source, u64 column) { add_run(sums, 1.0f, x, source * width + column); });
 }
 
 // out [T, row] = sum_j w[t, j] x[places[t, j]], over the places there are
@@ -78,8 +78,9 @@ KERNEL(weighted_sum_back_rows, (Span<float> dx, Span<const float> g, Span<const 
     sum_sources(
         Any{dx.data, dx.len, F32}, width.row, {heads, next}, accumulate,
         [=](u64 route) { return (u64)places.data[route]; },
-        [=](float& sum, u64 route, u64 column) {
-            sum = fmaf(w.data[route], g.data[route / width.k * width.row + column], sum);
+        [=](auto& sums, u64 route, u64 column) {
+            u64 token = cell_of(route, width.k).row;
+            add_run(sums, w.data[route], ConstAny{g.data, g.len, F32}, token * width.row + column);
         });
 }
 

@@ -122,12 +122,22 @@ DEVICE void add_found(float* sums, u64 row, u64 first, u64 columns, u64 sources,
                 for (u32 t = group * STRIP; t < least((group + 1) * STRIP, threads()); t++) {
                     for (u32 n = 0; n < count[t]; n++) {
                         u64 source = start + found[t * LOOKS + n];
-                        for (u64 c = thread(); c < columns; c += threads()) add(sums[c], source, first + c);
+                        for (u64 c = thread(); c < columns; c += threads()) {
+                            Numbers<1> sum = {sums[c]};
+                            add(sum, source, first + c);
+                            sums[c] = sum.of[0];
+                        }
                     }
                 }
             }
         }
     }
+}
+
+// sums += factor x[at ...]
+template <u32 N> DEVICE void add_run(Numbers<N>& sums, float factor, ConstAny x, u64 at) {
+    Numbers<N> from = load_run<N>(x, at);
+    UNROLLED for (u32 n = 0; n < N; n++) sums.of[n] = fmaf(factor, from.of[n], sums.of[n]);
 }
 
 // The sources of each row as lists, in whatever order: the first of each row, and what follows each source.
@@ -154,8 +164,22 @@ DEVICE bool few_of(SourceLists lists, u64 row, u32 (&few)[FEW]) {
     return count <= FEW;
 }
 
+// to[row] (+)= the sum of a few sources from column `first` on, of columns by as many as N at a time.
+template <u32 N, class Add>
+DEVICE void sum_few(Any to, u64 start, const u32 (&few)[FEW], u64 first, u64 columns, u32 accumulate, Add add) {
+    for (u64 c = (u64)thread() * N; (few[0] != NOWHERE || !accumulate) && c < columns; c += (u64)threads() * N) {
+        Numbers<N> sum = {};
+        if (accumulate) sum = load_run<N>(to, start + c);
+        UNROLLED for (u32 i = 0; i < FEW; i++) {
+            if (few[i] != NOWHERE) add(sum, few[i], first + c);
+        }
+        store_run(to, start + c, sum);
+    }
+}
+
 // `to[row] (+)= the sum of its sources` for each row of `width` numbers of which there is a list: a block a row takes
-// its sources from the list, in order, and lets each thread `add(sum, source, column)` them. Every row so has one writer
+// its sources from the list, in order, and lets each thread `add(sums, source, column)` them, to the sums of columns side by
+// side. Every row so has one writer
 // and one order.
 template <class RowOf, class Add>
 DEVICE void sum_sources(Any to, u64 width, SourceLists lists, u32 accumulate, RowOf row_of, Add add) {
@@ -169,13 +193,9 @@ DEVICE void sum_sources(Any to, u64 width, SourceLists lists, u32 accumulate, Ro
         u32 few[FEW];
         if (few_of(lists, row, few)) {
             THREADS {
-                for (u64 c = thread(); (few[0] != NOWHERE || !accumulate) && c < columns; c += threads()) {
-                    float sum = accumulate ? load(to, row * width + first + c) : 0.0f;
-                    UNROLLED for (u32 i = 0; i < FEW; i++) {
-                        if (few[i] != NOWHERE) add(sum, few[i], first + c);
-                    }
-                    store(to, row * width + first + c, sum);
-                }
+                u64 start = row * width + first;
+                if (width % RUN == 0) sum_few<RUN>(to, start, few, first, columns, accumulate, add);
+                else sum_few<1>(to, start, few, first, columns, accumulate, add);
             }
             continue;
         }
@@ -203,9 +223,9 @@ DEVICE void sum_sources(Any to, u64 width, SourceLists lists, u32 accumulate, Ro
         if (n == NOWHERE) add_found(sums, row, first, columns, lists.next.len, row_of, add);
         THREADS {
             for (u64 c = thread(); c < columns; c += threads()) {
-                float sum = sums[c];
+                Numbers<1> sum = {sums[c]};
                 for (u32 i = 0; n != NOWHERE && i < n; i++) add(sum, ordered[i], first + c);
-                store(to, row * width + first + c, sum);
+                store(to, row * width + first + c, sum.of[0]);
             }
         }
     }
