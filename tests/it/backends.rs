@@ -149,11 +149,17 @@ fn a_device_that_is_lost_ends_all_ranks() {
             trained.map_err(|error| error.to_string())
         })
     };
-    let mut failed = BTreeSet::new();
+    let (mut failed, mut late) = (BTreeSet::new(), 0);
     for operations in (0..).step_by(3) {
         let [other, lost] = <[_; 2]>::try_from(run(operations)).expect("two ranks");
         let Err(lost) = lost else { break };
-        let (lost, other) = (lost.to_string(), other.expect_err("peers end, too").to_string());
+        // Who is lost behind the last collective holds up nobody.
+        let Err(other) = other else {
+            late += 1;
+            continue;
+        };
+        assert_eq!(late, 0, "a peer went on to its end without one that was lost earlier");
+        let (lost, other) = (lost.to_string(), other.to_string());
         assert!(lost.contains("the device fails at") && other.contains("rank 1"), "{lost}\n{other}");
         failed.extend(["a copy within devices", "kernel `reduce`"].into_iter().filter(|what| lost.contains(*what)));
     }
