@@ -1,6 +1,6 @@
 //! Gradients on their way back: of intermediate values, in f32, between their last contribution and their own op; of
-//! parameters in the parameters' own buffers, in the type of these. What a collective brings in less stays as it is until it
-//! is added to or somebody wants f32.
+//! parameters in the parameters' own buffers, in the type of these. What a collective brings in a narrower type stays in that
+//! type until it is added to or somebody wants f32.
 
 use std::sync::Arc;
 

@@ -28,8 +28,8 @@ use crate::tensor::Tensor;
 const IGNORE: u32 = u32::MAX;
 /// Rows of logits computed before they are turned into gradients: what a processor has in its caches.
 const BLOCK_ROWS: usize = 256;
-/// The most blocks that a wide device takes as one, and logits of so many: each time the weights' gradient is read and written
-/// again, as large as thousands of rows of logits.
+/// Blocks that a wide device takes at once, at most, and their logits. For each block the weights' gradient, which is as large as
+/// thousands of rows of logits, is read and written again.
 const BLOCKS_AT_ONCE: usize = 16;
 const LOGITS_AT_ONCE: usize = 1 << 26;
 

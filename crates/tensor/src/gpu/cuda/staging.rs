@@ -1,4 +1,4 @@
-//! Pinned memory of the host through which bytes go to the device that lie anywhere.
+//! Pinned memory of the host, through which bytes go to the device wherever they lie.
 //!
 //! The driver copies from memory that is not pinned only after what the stream was asked for before, while the host waits: a
 //! list of routes would have the device idle until the next kernel is launched. From here the device copies by itself.

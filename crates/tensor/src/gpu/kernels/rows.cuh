@@ -178,9 +178,8 @@ DEVICE void sum_few(Any to, u64 start, const u32 (&few)[FEW], u64 first, u64 col
 }
 
 // `to[row] (+)= the sum of its sources` for each row of `width` numbers of which there is a list: a block a row takes
-// its sources from the list, in order, and lets each thread `add(sums, source, column)` them, to the sums of columns side by
-// side. Every row so has one writer
-// and one order.
+// its sources from the list, in order, and lets each thread `add(sums, source, column)` them to the sums of neighbouring
+// columns. Every row so has one writer and one order.
 template <class RowOf, class Add>
 DEVICE void sum_sources(Any to, u64 width, SourceLists lists, u32 accumulate, RowOf row_of, Add add) {
     SHARED(float, sums, SUMMED);
