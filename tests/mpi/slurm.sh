@@ -150,8 +150,9 @@ grep -q "^mesh.*on 2 nodes of 2 ranks, all-to-alls by two_level" "$work/nodes.ou
 alike nodes four
 
 echo "==> verify, whose ranks srun starts"
-"$program" verify recipes/verify/decoder.toml --engine mpi --only zero --launcher "srun --mpi=$plugin -n {ranks}" \
+"$program" verify recipes/verify/decoder.toml --engine mpi --only mesh --ranks 2 --launcher "srun --mpi=$plugin -n {ranks}" \
     --set "run.dir=$work/verified" --set "data.cache=$work/cache" >"$work/verify.out" 2>&1 || fail "verify"
+[[ "$(tail -n 1 "$work/verify.out")" =~ ^[2-9].*": 0 differ" ]] || fail "verify: $(tail -n 1 "$work/verify.out")"
 tail -n 1 "$work/verify.out"
 
 echo "==> kill -9 of a rank of the documented job"
