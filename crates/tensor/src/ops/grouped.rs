@@ -33,8 +33,8 @@ impl Var {
         let inputs: Vec<&Var> = [self, w].into_iter().chain(bias).collect();
         self.tape().late_stored_op("grouped_linear", (&shape, dtype), &inputs, make, move |g, gradients| {
             let weight = weight.tensor();
+            let g = if to_bias.is_some() { g.into_f32() } else { g };
             if let Some(to_bias) = to_bias {
-                let g = g.to_f32();
                 gradients.write(&device, to_bias, &[experts, outer], |db, accumulate| {
                     kernels::grouped_bias_gradient(db, &g, &counts, accumulate);
                 });

@@ -46,8 +46,8 @@ pub fn turning_tables<'a>(
     let [mut cosines, mut sines] = [(); 2].map(|()| vec![0.0; distinct.len() * half]);
     let lines = cosines.chunks_mut(half * TURNED_AT_ONCE).zip(sines.chunks_mut(half * TURNED_AT_ONCE));
     device.share(distinct.chunks(TURNED_AT_ONCE).zip(lines), |(positions, (cosines, sines))| {
-        let speeds = positions.iter().flat_map(|&at| speeds.iter().map(move |speed| f64::from(at) * speed));
-        for (angle, (cosine, sine)) in speeds.zip(cosines.iter_mut().zip(sines)) {
+        let angles = positions.iter().flat_map(|&at| speeds.iter().map(move |speed| f64::from(at) * speed));
+        for (angle, (cosine, sine)) in angles.zip(cosines.iter_mut().zip(sines)) {
             (*cosine, *sine) = ((factor * angle.cos()) as f32, (factor * angle.sin()) as f32);
         }
     });
