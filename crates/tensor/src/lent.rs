@@ -96,7 +96,7 @@ impl LentTensor {
     /// Begins to copy `bytes` of `from` over those from `first` on, after the marks of both.
     ///
     /// # Panics
-    /// If bytes lie beyond either, or types differ.
+    /// If bytes lie beyond either, types differ, or bytes would be read that are written.
     #[track_caller]
     pub fn copy(&self, first: usize, from: &LentTensor, bytes: Range<usize>) {
         assert_eq!(self.dtype, from.dtype, "bytes are copied, not converted");
@@ -105,6 +105,8 @@ impl LentTensor {
         if bytes.is_empty() {
             return;
         }
+        let is_apart = !std::ptr::eq(self, from) || first.abs_diff(bytes.start) >= bytes.len();
+        assert!(is_apart, "bytes {bytes:?} are copied over bytes of themselves, from {first} on");
         self.exchange_after(self);
         self.exchange_after(from);
         let (to, from) = ((&self.memory, first), (&from.memory, bytes.start));
@@ -120,7 +122,7 @@ impl LentTensor {
     /// of them.
     ///
     /// # Panics
-    /// If bytes lie beyond one of them, types differ, or elements are no floats.
+    /// If bytes lie beyond one of them, types differ, elements are no floats, or the only part lies over itself elsewhere.
     #[track_caller]
     pub fn reduce(&self, first: usize, reduction: Reduction, from: &[&LentTensor], bytes: Range<usize>) {
         assert!(self.dtype != Dtype::U32 && from.iter().all(|part| part.dtype == self.dtype), "floats of one type");
@@ -268,6 +270,30 @@ mod tests {
                 assert_eq!((got[9], got[35]), (a[9], a[35]), "beside the range");
             }
         }
+    }
+
+    /// It is copied, from wherever it is; where it is already, it stays.
+    #[test]
+    fn of_one_part_the_reduction_is_that_part() {
+        let [one, other] = devices();
+        let before = numbers(&one, 40, 0).to_vec();
+        let (own, part) = (numbers(&one, 40, 0).into_lent(), numbers(&other, 40, 1).into_lent());
+        own.reduce(0, Reduction::Sum, &[&part], 4 * 10..4 * 15);
+        own.reduce(4 * 20, Reduction::Max, &[&own], 4 * 30..4 * 40);
+        own.reduce(4 * 7, Reduction::Sum, &[&own], 4 * 7..4 * 30);
+        own.mark();
+        own.wait(&own);
+        let got = own.into_tensor(&[40]).to_vec();
+        let want = [&numbers(&other, 40, 1).to_vec()[10..15], &before[5..20], &before[30..], &before[30..]].concat();
+        assert_eq!(got, want);
+    }
+
+    #[test]
+    #[should_panic(expected = "over bytes of themselves")]
+    fn a_part_over_itself_is_refused() {
+        let [one, _] = devices();
+        let own = numbers(&one, 40, 0).into_lent();
+        own.reduce(4, Reduction::Sum, &[&own], 0..4 * 20);
     }
 
     /// More than is brought together at a time, whose last piece is shorter.

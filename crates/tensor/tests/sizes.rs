@@ -191,6 +191,26 @@ fn sizes_are_counted_as_the_host_counts() {
     }
 }
 
+/// A head whose logits an accelerator computes in two blocks, 4096 rows and the rest, and a processor in many.
+#[test]
+fn a_heads_blocks_are_counted_as_an_accelerator_takes_them() {
+    const ROWS: usize = 5000;
+    let most = |device: &Arc<Device>| {
+        let [x, w] = [ROWS, 64].map(|rows| Parameter::new("p", Tensor::filled(device, &[rows, D], 0.1)));
+        let tape = Tape::new(device);
+        let loss = tape.parameter(&x).linear_cross_entropy(&tape.parameter(&w), None, &[7; ROWS], 0.1);
+        tape.backward(&loss);
+        let account = device.account();
+        (Cause::ALL.map(|cause| account.peak(cause)), account.peak_total())
+    };
+    let accelerator = most(&Device::simulated(2).expect("a C++ compiler"));
+    assert_eq!(most(&Device::sizes_of(2, true)), accelerator);
+    let processor = most(&Device::sizes_of(2, false));
+    assert_eq!(processor, most(&Device::new(2)));
+    let [more, less] = [accelerator.0, processor.0].map(|peaks| peaks.into_iter().max());
+    assert!(more >= less.map(|less| less + (4096 - 256) * 64 * 4), "{accelerator:?} {processor:?}");
+}
+
 /// Bytes of a kernel's largest operand that are worth a block of their own.
 const BYTES_OF_BLOCK: u64 = 1 << 14;
 
