@@ -46,6 +46,8 @@ pub(super) fn run(arguments: cli::PlanArgs) -> Result<(), CommandFailure> {
     };
     let machine = machine::named(&arguments.device, &loaded.config, loaded.config.parallel.ranks)?;
     task.layout.rates = machine.rates(task.sizes.dtype, &task.layout.mesh);
+    // A device may be named for a recipe that is run on processors.
+    task.layout.on_accelerators |= machine.is_accelerator();
     on_nodes(&mut task, &loaded.config, &machine);
     let loads = loads.or_else(|run| task.recorded(run.files(), run.steps.clone())).map_err(CommandFailure::request)?;
     let sent = arguments.recording.as_deref().map(|file| sent_recorded(file, &arguments, &loaded.config, &task));

@@ -203,6 +203,11 @@ impl Machine {
         Rates { flops, bandwidth: wire.bandwidth, latency: wire.latency_s, memory: self.bandwidth }
     }
 
+    /// Whether ranks have memory of their own, as an accelerator's are taken to.
+    pub fn is_accelerator(&self) -> bool {
+        self.host_memory.is_some()
+    }
+
     /// What a rank may use of it: an eighth is left to spare. A budget is used in full.
     pub fn usable(&self) -> u64 {
         (self.memory - self.memory / 8).min(self.budget.unwrap_or(u64::MAX))

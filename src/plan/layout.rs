@@ -67,8 +67,8 @@ pub struct Layout {
     pub rates: Rates,
     /// Ranks compute on accelerators.
     pub on_accelerators: bool,
-    /// These add up gradients in memory of their own.
-    pub reduces_on_devices: bool,
+    /// What these send each other is added up by their hosts, not in memory of their own.
+    pub sums_by_host: bool,
     /// A copy of the state is written while steps are taken.
     pub copies_state: bool,
     /// How sequences migrate, where all ranks are walked ([`Task::traffic_recorded`], [`Task::walked`]).
@@ -98,7 +98,7 @@ impl Layout {
             bucketing,
             rates: RATES,
             on_accelerators: false,
-            reduces_on_devices: false,
+            sums_by_host: false,
             copies_state: false,
             migrating: None,
         }

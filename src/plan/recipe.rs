@@ -44,7 +44,7 @@ impl Task {
             },
             migrating: train::migrating(config),
             on_accelerators: parallel.backend != Backend::Cpu,
-            reduces_on_devices: parallel.backend != Backend::Cpu && parallel.transport != GpuTransport::Host,
+            sums_by_host: parallel.transport == GpuTransport::Host,
             copies_state: config.train.copies_state(),
             drop_duplicates: config.moe.as_ref().is_some_and(|moe| moe.drop_duplicates),
             ..Layout::of(mesh, parallel.bucketing())

@@ -28,7 +28,7 @@ impl Sent {
         let nodes = layout.degrees.distinct().into_iter().map(Axis::ExpertNode);
         let axes = layout.degrees.axes(&layout.mesh).into_iter().chain(nodes);
         let axes = axes.map(|axis| (layout.degrees.name(axis), axis)).collect();
-        let reduces_on_devices = layout.reduces_on_devices;
+        let reduces_on_devices = layout.on_accelerators && !layout.sums_by_host;
         Sent { device, axes, messages: Mutex::default(), reduces_on_devices, workspace: AtomicU64::new(0) }
     }
 

@@ -194,9 +194,9 @@ fn what_devices_add_up_in_is_planned_and_counted() {
     for (i, options) in
         ["", "--set parallel.expert=2", "--set parallel.zero=2", "--set train.dtype=bf16"].iter().enumerate()
     {
-        let both = ["cpu", "simulated"].map(|backend| {
+        let both = [("cpu", "this-machine"), ("simulated", "h100")].map(|(backend, device)| {
             let options = format!("--ranks 2 --set train.steps=2 --set train.eval_every=0 {options}");
-            let plan = format!("plan {RECIPE} {options} --json --device h100 --set parallel.backend={backend}");
+            let plan = format!("plan {RECIPE} {options} --json --device {device} --set parallel.backend={backend}");
             let planned: Value = serde_json::from_str(&shop.succeeds(&plan).out).unwrap();
             let run = format!("runs/{backend}-{i}");
             shop.train(&format!("{options} --backend {backend} --set run.dir={run}"));

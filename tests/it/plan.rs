@@ -909,7 +909,7 @@ fn what_the_search_proposes_can_be_set() {
 fn the_program_plans_what_it_trains() {
     let shop = Workshop::new();
     let recipe = "--ranks 2 --set parallel.expert=2 --set moe.gate=balanced --set train.eval_every=0";
-    let planned = shop.succeeds(&format!("plan {RECIPE} {recipe} --device h100 --json --explain --search"));
+    let planned = shop.succeeds(&format!("plan {RECIPE} {recipe} --json --explain --search"));
     let planned: Value = serde_json::from_str(&planned.out).unwrap();
     let run = shop.train(recipe);
     let summary = shop.summary(RUN);
@@ -920,6 +920,12 @@ fn the_program_plans_what_it_trains() {
     assert!(run.err.contains("B predicted: 2 x (parameters "), "{}", run.err);
     assert_eq!(planned["groups"]["expert"], serde_json::json!([[0, 1]]));
     assert!(planned["search"][0]["fits"].as_bool().unwrap(), "{}", planned["search"][0]);
+    let named = |options: &str| {
+        let planned = shop.succeeds(&format!("plan {RECIPE} {recipe} --device h100 --json {options}")).out;
+        serde_json::from_str::<Value>(&planned).unwrap()["bytes"].clone()
+    };
+    assert_ne!(named(""), planned["bytes"], "a device that is named is an accelerator");
+    assert_eq!(named(""), named("--set parallel.backend=simulated"));
     let bytes = |imbalance: &str| {
         let planned =
             shop.succeeds(&format!("plan {RECIPE} {recipe} --set moe.gate=softmax --json --imbalance {imbalance}"));
