@@ -10,6 +10,15 @@
 #include <stdlib.h>
 
 static FILE* out;
+static unsigned long long dropped;
+
+static void ask(CUptiResult result, const char* what) {
+    const char* why = "unknown";
+    if (result == CUPTI_SUCCESS) return;
+    cuptiGetResultString(result, &why);
+    fprintf(stderr, "trace.c: %s: %s\n", what, why);
+    exit(1);
+}
 
 static void give_buffer(uint8_t** buffer, size_t* size, size_t* records) {
     *size = 8 << 20;
@@ -57,13 +66,16 @@ static void write_record(const CUpti_Activity* record) {
 
 static void take_buffer(CUcontext context, uint32_t stream, uint8_t* buffer, size_t size, size_t valid) {
     CUpti_Activity* record = NULL;
-    (void)context, (void)stream, (void)size;
+    size_t lost = 0;
+    (void)size;
     while (cuptiActivityGetNextRecord(buffer, valid, &record) == CUPTI_SUCCESS) write_record(record);
+    if (cuptiActivityGetNumDroppedRecords(context, stream, &lost) == CUPTI_SUCCESS) dropped += lost;
     free(buffer);
 }
 
 static void finish(void) {
-    cuptiActivityFlushAll(1);
+    if (cuptiActivityFlushAll(1) != CUPTI_SUCCESS) fprintf(stderr, "trace.c: the last records may be missing\n");
+    if (dropped) fprintf(stderr, "trace.c: %llu records were dropped: what the file says is too little\n", dropped);
     fflush(out);
 }
 
@@ -76,8 +88,8 @@ int InitializeInjection(void) {
         fprintf(stderr, "trace.c: TRACE_OUT names no file that can be written\n");
         return 0;
     }
-    cuptiActivityRegisterCallbacks(give_buffer, take_buffer);
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) cuptiActivityEnable(kinds[i]);
+    ask(cuptiActivityRegisterCallbacks(give_buffer, take_buffer), "tracing cannot be begun");
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) ask(cuptiActivityEnable(kinds[i]), "a kind of records is refused");
     atexit(finish);
     return 1;
 }
