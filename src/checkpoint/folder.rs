@@ -164,6 +164,21 @@ pub(super) fn publish_beside(partial: &Path, folder: &Path) -> Result<(), Error>
 mod tests {
     use super::*;
 
+    /// Those of later steps are another run's, or newer than what is written: they are not counted, and stay.
+    #[test]
+    fn the_newest_up_to_a_step_are_kept() {
+        let left = |step: u64, keep: usize| {
+            let run = tempfile::tempdir().unwrap();
+            [2, 4, 6, 8].iter().for_each(|&step| fs::create_dir_all(step_folder(run.path(), step)).unwrap());
+            prune(run.path(), step, keep).unwrap();
+            steps(run.path()).unwrap()
+        };
+        assert_eq!(left(6, 1), [6, 8]);
+        assert_eq!(left(8, 2), [6, 8]);
+        assert_eq!(left(4, 3), [2, 4, 6, 8]);
+        assert_eq!(left(8, 0), [2, 4, 6, 8]);
+    }
+
     /// What others left is removed if it can be; what cannot be removed stands in the way only under the name that is wanted.
     #[test]
     fn only_an_obstacle_of_its_own_name_keeps_a_checkpoint_from_its_place() {

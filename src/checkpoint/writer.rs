@@ -307,3 +307,31 @@ fn write_durably(path: &Path, contents: &[u8]) -> Result<(), Error> {
     file.write_all(contents).map_err(Error::io("write", path))?;
     file.sync_all().map_err(Error::io("sync", path))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::TrainingProgress;
+
+    /// While the manifest was written the others have given the checkpoint up.
+    #[test]
+    fn a_late_disk_names_no_checkpoint() {
+        for is_abandoned in [true, false] {
+            let run = tempfile::tempdir().unwrap();
+            let place = CheckpointPlace::OfRun { run: run.path().to_owned(), step: 1, keep: 0 };
+            let partial = place.partial().unwrap();
+            let progress = TrainingProgress { step: 1, tokens: 0, seconds: 0.0, loss_trend: None };
+            let extra = Extra { progress, data_fingerprint: String::new(), files: Vec::new() };
+            let files = CheckpointFiles { sets: Vec::new() };
+            let outline = Arc::new(Outline { place, partial, files, extra, rank: (0, 1) });
+            let oversight = Arc::new(Oversight::default());
+            let mut writer = TaskWriter::new(outline.clone(), oversight.clone());
+            writer.work(WriteTask::Begin).unwrap();
+            if is_abandoned {
+                oversight.abandon();
+            }
+            writer.publish(Checksums::new()).unwrap();
+            assert_eq!(outline.place.folder().exists(), !is_abandoned);
+        }
+    }
+}

@@ -20,7 +20,7 @@ pub(super) fn here(config: &Config) -> Result<(), CommandFailure> {
         return Ok(());
     }
     let most = launch::RANKS_MAX;
-    let wrong = format!("parallel.ranks = {ranks}: ranks are threads of one machine here, at most {most}");
+    let wrong = format!("parallel.ranks = {ranks}: a run has at most {most}, however many machines they are on");
     Err(CommandFailure::Request(anyhow::anyhow!(
         "{wrong}; take fewer, or look at what they would need with guildhall plan"
     )))

@@ -56,3 +56,28 @@ impl Heard {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use guildhall_comm::control::mailbox;
+
+    use super::*;
+
+    /// Not who left because of it.
+    #[test]
+    fn who_failed_first_is_the_cause() {
+        let (lanes, mut heard) = (mailbox::lanes(3), Heard::default());
+        let mut learn = |from, signal| heard.learn(Received { from, signal }, &lanes[0], Duration::ZERO);
+        learn(1, Signal::Failed { rank: 1, reason: "it was killed".to_owned(), site: None });
+        learn(2, Signal::Told("its last words".to_owned()));
+        learn(2, Signal::Left);
+        assert_eq!(heard.of(2), Some(Ok("its last words".to_owned())));
+        for rank in [1, 2] {
+            assert_eq!(heard.of(rank), Some(Err("rank 1 is gone: it was killed".to_owned())));
+        }
+        assert_eq!(heard.of(0), None);
+        let mut alone = Heard::default();
+        alone.learn(Received { from: 2, signal: Signal::Left }, &lanes[0], Duration::ZERO);
+        assert_eq!(alone.of(2), Some(Err("rank 2 left before it said how it ended".to_owned())));
+    }
+}

@@ -386,6 +386,7 @@ fn a_checkpoint_that_cannot_be_written_ends_no_run() {
         assert_eq!(finished.code, Some(0), "{log}");
         assert!(log.contains("training goes on, and tries again after step "), "{log}");
         assert!(log.contains("is written, the first since step "), "{log}");
+        assert!(log.contains(" is the newest") && !log.contains("no checkpoint is the newest"), "{log}");
         assert!(waits(&log).all(|due| due % 100 == 0), "tried again while the last is being written: {log}");
         assert_eq!(damage(&shop.checkpoint(RUN, 1000)), None);
         if ranks.is_empty() {

@@ -139,6 +139,21 @@ fn every_process_knows_how_the_run_ended() {
 }
 
 /// A process that ends without a word is named by the others, which do not wait for it.
+/// Another may wait in its last collective for the timeout before it can tell for whom.
+#[test]
+fn who_ends_later_than_the_timeout_is_waited_for() {
+    let timeout = Duration::from_secs(4);
+    let late = |rank: Rank| {
+        if rank.world.rank() == 3 {
+            thread::sleep(timeout * 3 / 2);
+        }
+        Ok::<_, Planned>(rank.world.rank() as u64)
+    };
+    let ended =
+        on_patient_processes(timeout, mailbox::lanes(4), |_, process| process.unwrap().run(&patient(timeout), late));
+    assert!(ended.iter().all(Result::is_ok), "{ended:?}");
+}
+
 #[test]
 fn a_process_that_is_gone_is_named() {
     for lanes in [mailbox::lanes, sockets] {

@@ -432,7 +432,9 @@ fn who_left_after_a_long_wait_is_named() {
     [waiting, Signal::Left].iter().for_each(|signal| bare.send(0, signal));
     let error = own.barrier().expect_err("rank 1 has left");
     assert!(matches!(error, Error::Aborted { by: 1, .. }), "{error}");
-    assert!(error.to_string().contains("it has left the world (rank 1 was last in all_to_all at "), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("it has left the world (rank 1 was last in all_to_all at "), "{text}");
+    assert!(!text.contains("waits for"), "who has left waits no more: {text}");
 }
 
 /// A rank says that it waits, and that it waits no longer.

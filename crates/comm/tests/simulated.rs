@@ -60,6 +60,35 @@ fn every_order_comes_to_the_same() {
     }
 }
 
+/// Of a sum of fewer elements than ranks some ranks have no part of their own, and nothing to wait for before they gather: still the
+/// parts of the sum before it, on the same lane, go first.
+#[test]
+fn a_short_sum_does_not_overtake_a_long_one() {
+    let of_word = |rank: u64, word: u64| (rank + 1) * (word + 1);
+    for seed in 0..100 {
+        let size = 3 + seed % 3;
+        let end = run(size as usize, TIMEOUT, script(seed), |SimulatedRank { world, clock, .. }| {
+            let me = world.rank() as u64;
+            if me + 1 == size {
+                clock.sleep_until(clock.now() + TIMEOUT / 4);
+            }
+            let start = |words: u64| {
+                let mine: Vec<u64> = (0..words).map(|word| of_word(me, word)).collect();
+                world.start(guildhall_comm::Request::all_reduce(Reduce::Sum, mine))
+            };
+            let sums = [start(WORDS)?, start(1)?, start(WORDS)?, start(2)?];
+            sums.into_iter().map(|sum| Ok(sum.wait()?.recv.into_u64())).collect::<Result<Vec<_>, Error>>()
+        });
+        let want = |words: u64| -> Vec<u64> {
+            (0..words).map(|word| (0..size).map(|rank| of_word(rank, word)).sum()).collect()
+        };
+        for end in end.expect("nobody waits for ever").ends {
+            let sums = end.expect("nobody dies").expect("it works");
+            assert!(sums == [WORDS, 1, WORDS, 2].map(want), "seed {seed}, {size} ranks");
+        }
+    }
+}
+
 #[test]
 fn a_seed_draws_one_order() {
     let orders = |seed| {

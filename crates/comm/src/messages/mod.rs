@@ -204,6 +204,7 @@ impl<P: PointToPoint> Drop for StartedMessages<P> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
     use std::thread;
     use std::time::Instant;
 
@@ -243,15 +244,18 @@ mod tests {
         assert!(took < 3 * TIMEOUT, "{took:?}");
     }
 
-    /// Rank 1 comes to the barrier when it has sent what another lane carries.
+    /// Rank 1 comes to the barrier when it has sent what another lane carries, after more than that on the barrier's own.
     #[test]
     fn what_moves_on_another_lane_is_a_sign_of_life() {
         const BESIDE: u32 = 2;
         let posts = local(2);
         let sender = posts[1].clone();
         let [here, there] = [0, 1].map(|rank: usize| world(posts[rank].clone(), TIMEOUT));
+        let before =
+            |world: &Arc<dyn Communicator>| world.broadcast(1, vec![0u64; 4 * PARTS * LocalPost::BYTES_MAX / 8]);
         thread::scope(|scope| {
             scope.spawn(move || {
+                before(&there).unwrap();
                 let _lane = there.duplicate().unwrap();
                 for _ in 0..PARTS {
                     thread::sleep(EACH);
@@ -259,6 +263,7 @@ mod tests {
                 }
                 there.barrier().unwrap();
             });
+            before(&here).unwrap();
             let beside = here.duplicate().unwrap();
             let request = Request::broadcast(1, vec![0u64; PARTS * LocalPost::BYTES_MAX / 8]);
             let (message, begun) = (beside.start(request).unwrap(), Instant::now());
@@ -267,5 +272,21 @@ mod tests {
             let words = message.wait().unwrap().recv.into_u64();
             assert!(words.iter().all(|word| *word == u64::MAX / 255));
         });
+    }
+
+    /// A rank says for whom it waits when that takes long, and when it waits no longer.
+    #[test]
+    fn the_end_of_a_long_wait_is_told() {
+        let posts = local(2);
+        let [here, there] = [0, 1].map(|rank: usize| world(posts[rank].clone(), TIMEOUT));
+        let (told, tells) = mpsc::channel();
+        here.on_long_wait(Box::new(move |_, _, missing| told.send(missing.to_vec()).unwrap()));
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| here.barrier());
+            assert_eq!(tells.recv(), Ok(vec![1]));
+            there.barrier().unwrap();
+            waits.join().unwrap().unwrap();
+        });
+        assert_eq!(tells.try_recv(), Ok(vec![]));
     }
 }
