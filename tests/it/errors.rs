@@ -379,7 +379,8 @@ fn a_checkpoint_that_cannot_be_written_ends_no_run() {
     let beside = "--ranks 2 --set parallel.expert=2 --set train.checkpoint_async=true";
     for ranks in ["", "--ranks 2 --set parallel.expert=2", beside] {
         let running = shop.start_logged(&format!("train {RECIPE} {options} {ranks}"), "log");
-        wait_until("a checkpoint", || shop.checkpoint(RUN, 100).exists());
+        // The first has its link, too, when the second is there.
+        wait_until("two checkpoints", || shop.checkpoint(RUN, 200).exists());
         shop.obstruct_checkpoints(RUN, "log", "warning: no checkpoint of step ");
         let finished = running.wait();
         let log = shop.read("log");
