@@ -138,7 +138,6 @@ fn every_process_knows_how_the_run_ended() {
     }
 }
 
-/// A process that ends without a word is named by the others, which do not wait for it.
 /// Another may wait in its last collective for the timeout before it can tell for whom.
 #[test]
 fn who_ends_later_than_the_timeout_is_waited_for() {
@@ -154,6 +153,7 @@ fn who_ends_later_than_the_timeout_is_waited_for() {
     assert!(ended.iter().all(Result::is_ok), "{ended:?}");
 }
 
+/// A process that ends without a word is named by the others, which do not wait for it.
 #[test]
 fn a_process_that_is_gone_is_named() {
     for lanes in [mailbox::lanes, sockets] {
