@@ -12,6 +12,7 @@ use std::cell::RefCell;
 
 use super::gemm::{Onto, ProductBlocks};
 use super::mat::{Mat, MatMut};
+use super::rows::prefetch;
 
 /// Rows of C in registers where A is packed.
 const MR: usize = 14;
@@ -122,27 +123,27 @@ unsafe fn pack<const P: usize>(to: *mut f32, m: Mat) {
     }
 }
 
-/// The source's columns are contiguous in memory (row stride 1): copy them one after the other, several panels at a
-/// time, so that each visit to a column, which lies in a page of its own, takes whole cache lines along.
+/// The source's columns are contiguous in memory (row stride 1): copy a few of them for all panels, then the next few. As
+/// many pieces as one set of a cache has room for, if columns lie pages apart.
 #[target_feature(enable = "avx512f")]
 unsafe fn pack_copying<const P: usize>(to: *mut f32, width: usize, m: Mat) {
-    const PANELS: usize = 8;
-    const AHEAD: usize = 8;
-    let panels = m.rows.div_ceil(P);
-    for first in (0..panels).step_by(PANELS) {
-        let last = (first + PANELS).min(panels);
-        for k in 0..m.cols {
-            for panel in first..last {
-                for half in (0..width).step_by(16) {
-                    let row = panel * P + half;
-                    let rows = (m.rows.saturating_sub(row)).min(P.saturating_sub(half)).min(16);
-                    // SAFETY: masked lanes are not read; each panel is `m.cols * width` floats.
+    const COLUMNS: usize = 8;
+    /// Columns lie pages apart, where the hardware does not look ahead.
+    const AHEAD: usize = 32;
+    for first in (0..m.cols).step_by(COLUMNS) {
+        let last = (first + COLUMNS).min(m.cols);
+        for panel in 0..m.rows.div_ceil(P) {
+            for half in (0..width).step_by(16) {
+                let row = panel * P + half;
+                let rows = (m.rows.saturating_sub(row)).min(P.saturating_sub(half)).min(16);
+                for k in first..last {
+                    // SAFETY: masked lanes are not read, and a prefetch may point anywhere; each panel is `m.cols * width`
+                    // floats.
                     unsafe {
-                        // Columns lie pages apart, where the hardware does not look ahead.
-                        let ahead = m.data.wrapping_add(row + (k + AHEAD) * m.col_stride);
-                        _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                        let from = m.data.wrapping_add(row * m.row_stride + k * m.col_stride);
+                        _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(AHEAD * m.col_stride).cast());
                         let v = if m.row_stride == 1 {
-                            _mm512_maskz_loadu_ps(low_mask(rows), m.data.wrapping_add(row + k * m.col_stride))
+                            _mm512_maskz_loadu_ps(low_mask(rows), from)
                         } else {
                             gather(m, row, rows, k)
                         };
@@ -265,15 +266,12 @@ unsafe fn kernel_of_rows(m: usize, c: MatMut, a: *const f32, b: *const f32, k: u
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn kernel<const R: usize>(c: MatMut, a: *const f32, b: *const f32, k: usize, onto: Onto) {
+    /// Steps of k between two rows of C that are asked for.
+    const ROUND: usize = 16;
     let mut left = [_mm512_setzero_ps(); R];
     let mut right = [_mm512_setzero_ps(); R];
     // SAFETY: the packed panels hold k steps of `MR_PACKED` and `NR` floats; C's rows hold `c.cols` columns.
     unsafe {
-        for r in 0..R {
-            // The tile's lines arrive while the products are summed; a prefetch may point anywhere.
-            _mm_prefetch::<_MM_HINT_T0>(c.data.wrapping_add(r * c.row_stride).cast());
-            _mm_prefetch::<_MM_HINT_T0>(c.data.wrapping_add(r * c.row_stride + 16).cast());
-        }
         macro_rules! step {
             ($at:expr) => {
                 let (b0, b1) = (_mm512_load_ps(b.add($at * NR)), _mm512_load_ps(b.add($at * NR + 16)));
@@ -284,13 +282,16 @@ unsafe fn kernel<const R: usize>(c: MatMut, a: *const f32, b: *const f32, k: usi
                 }
             };
         }
-        // Two steps a round: the loop's own instructions compete with the products for the same ports.
-        for at in (0..k / 2).map(|pair| 2 * pair) {
-            step!(at);
-            step!(at + 1);
+        for round in 0..k / ROUND {
+            expect::<R, 2, f32>(c, round, k / ROUND);
+            // Two steps at once: the loop's own instructions compete with the products for the same ports.
+            for at in (0..ROUND / 2).map(|pair| round * ROUND + 2 * pair) {
+                step!(at);
+                step!(at + 1);
+            }
         }
-        if k % 2 == 1 {
-            step!(k - 1);
+        for at in k / ROUND * ROUND..k {
+            step!(at);
         }
         let scale = _mm512_set1_ps(onto.alpha);
         let (mask0, mask1) = (low_mask(c.cols.min(16)), low_mask(c.cols.saturating_sub(16)));
@@ -346,12 +347,6 @@ unsafe fn kernel_in_place<const R: usize, const V: usize>(c: MatMut, a: Mat, b: 
     let (k, panel) = (a.cols, NR * a.cols);
     // SAFETY: the packed panels hold k steps of `NR` floats; rows of A hold k floats, rows of C `c.cols`.
     unsafe {
-        for r in 0..R {
-            for v in 0..V {
-                // The tile's lines arrive while the products are summed; a prefetch may point anywhere.
-                _mm_prefetch::<_MM_HINT_T0>(c.data.wrapping_add(r * c.row_stride + 16 * v).cast());
-            }
-        }
         macro_rules! step {
             ($at:expr) => {
                 let mut line = [_mm512_setzero_ps(); V];
@@ -366,12 +361,13 @@ unsafe fn kernel_in_place<const R: usize, const V: usize>(c: MatMut, a: Mat, b: 
                 }
             };
         }
-        for first in (0..k / LINE).map(|line| line * LINE) {
+        for line in 0..k / LINE {
+            expect::<R, V, f32>(c, line, k / LINE);
             for r in 0..R {
                 // The next tile's rows.
-                _mm_prefetch::<_MM_HINT_T1>(a.data.wrapping_add((r + R) * a.row_stride + first).cast());
+                _mm_prefetch::<_MM_HINT_T1>(a.data.wrapping_add((r + R) * a.row_stride + line * LINE).cast());
             }
-            for at in (0..LINE / 2).map(|pair| first + 2 * pair) {
+            for at in (0..LINE / 2).map(|pair| line * LINE + 2 * pair) {
                 step!(at);
                 step!(at + 1);
             }
@@ -386,6 +382,20 @@ unsafe fn kernel_in_place<const R: usize, const V: usize>(c: MatMut, a: Mat, b: 
                 store(c.data.wrapping_add(r * c.row_stride + 16 * v), mask, *sum, scale, onto.at(r, 16 * v));
             }
         }
+    }
+}
+
+/// Asks for the lines of those rows of C that are one round's, so that they arrive while products are summed. Asked for all
+/// at once, they would keep lines of B waiting.
+#[inline(always)]
+pub(super) fn expect<const R: usize, const V: usize, T>(c: MatMut<T>, round: usize, rounds: usize) {
+    // No `step_by`: it divides.
+    let mut r = round;
+    while r < R {
+        for v in 0..V {
+            prefetch(c.data.wrapping_add(r * c.row_stride + 16 * v).cast());
+        }
+        r += rounds;
     }
 }
 

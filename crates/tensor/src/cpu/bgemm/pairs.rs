@@ -5,7 +5,7 @@ use core::arch::x86_64::*;
 use super::{FactorRows, MR_IN_PLACE, MR_PAIRS, NR, NR_IN_PLACE, RowLayout, SIDE, SQUARE, SumStore, WordOrder};
 use crate::cpu::gemm::Onto;
 use crate::cpu::mat::MatMut;
-use crate::cpu::sgemm_avx512::low_mask;
+use crate::cpu::sgemm_avx512::{expect, low_mask};
 
 /// Where a word of a factor's row lies, from the first of its depth of 32 on.
 trait WordPlace {
@@ -99,7 +99,6 @@ unsafe fn pairs<const R: usize, const V: usize, P: WordPlace, T: SumStore>(
         unsafe { core::mem::transmute::<__m512i, __m512bh>(words) }
     };
     let panels = panels::<V>(b, a.steps, c.cols);
-    expect::<R, V, T>(c);
     // SAFETY: the panels hold squares of 16 words for each of 16 columns; A has the words; C's rows hold `c.cols` columns.
     unsafe {
         macro_rules! word {
@@ -119,6 +118,7 @@ unsafe fn pairs<const R: usize, const V: usize, P: WordPlace, T: SumStore>(
             };
         }
         for step in 0..a.words / SIDE {
+            expect::<R, V, T>(c, step, a.words / SIDE);
             if P::IS_STORED {
                 for r in 0..R {
                     // The next tile's rows.
@@ -149,17 +149,6 @@ unsafe fn pairs<const R: usize, const V: usize, P: WordPlace, T: SumStore>(
                 let to = c.data.wrapping_add(r * c.row_stride + SIDE * v);
                 T::keep(to, mask, *sum, scale, onto.at(r, SIDE * v));
             }
-        }
-    }
-}
-
-/// The lines of C arrive while products are summed; a prefetch may point anywhere.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-fn expect<const R: usize, const V: usize, T>(c: MatMut<T>) {
-    for r in 0..R {
-        for v in 0..V {
-            _mm_prefetch::<_MM_HINT_T0>(c.data.wrapping_add(r * c.row_stride + SIDE * v).cast());
         }
     }
 }

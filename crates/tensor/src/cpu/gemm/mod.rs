@@ -112,7 +112,7 @@ unsafe fn gemm_onto<T: SumElement>(device: &Device, c: MatMut<T>, a: View, b: Vi
     }
     let Division { tile: [tile_rows, tile_cols], packs_a } = kernel.division(a.factor(), b.cols, blocks);
     // Every part packs all of the operand that is not split: split the longer side, or B if nothing else is packed.
-    let by_rows = if packs_a { a.rows >= b.cols } else { b.cols < 2 * parts * tile_cols };
+    let by_rows = if packs_a { a.rows > b.cols } else { b.cols < 2 * parts * tile_cols };
     let (long, tile) = if by_rows { (a.rows, tile_rows) } else { (b.cols, tile_cols) };
     // Whole register tiles for every part but the last.
     let cut = |part: usize| (long * part / parts).next_multiple_of(tile).min(long);
