@@ -82,12 +82,38 @@ enum Hands {
         done: Receiver<Result<Written, Error>>,
         thread: Option<JoinHandle<()>>,
         oversight: Arc<Oversight>,
-        /// The thread's signs of life, and when they were first that many.
-        seen: (u64, Instant),
+        seen: LifeSigns,
         disk: Arc<DiskWatch>,
     },
     /// Answers wait to be asked for.
     Own { writer: Box<TaskWriter>, done: VecDeque<Result<Written, Error>> },
+}
+
+/// A thread's signs of life.
+#[derive(Debug)]
+struct LifeSigns {
+    count: u64,
+    /// When they were first that many.
+    since: Instant,
+    /// When they were last counted.
+    counted: Instant,
+}
+
+impl LifeSigns {
+    fn new(count: u64, now: Instant) -> LifeSigns {
+        LifeSigns { count, since: now, counted: now }
+    }
+
+    /// Since when there has been none, if that is at least `timeout`. They are `count` now.
+    fn missing(&mut self, count: u64, now: Instant, timeout: Duration) -> Option<Instant> {
+        if count != self.count {
+            *self = LifeSigns::new(count, now);
+        }
+        // Since they were last counted the whole process may have been stopped, for hours.
+        self.since += (now - self.counted).saturating_sub(timeout / 2);
+        self.counted = now;
+        (now - self.since >= timeout).then_some(self.since)
+    }
 }
 
 impl Helper {
@@ -117,7 +143,14 @@ impl Helper {
                         .map_err(Error::io("start a thread that writes", partial)),
                 };
                 let thread = thread.map_err(|error| outcome = Err(error)).ok();
-                Hands::Thread { tasks: Some(tasks), done, thread, oversight, seen: (0, Instant::now()), disk }
+                Hands::Thread {
+                    tasks: Some(tasks),
+                    done,
+                    thread,
+                    oversight,
+                    seen: LifeSigns::new(0, Instant::now()),
+                    disk,
+                }
             }
         };
         Helper { hands, open: 0, outcome, given_up: None, partial: partial.to_owned() }
@@ -130,7 +163,7 @@ impl Helper {
             Hands::Own { writer, done } => done.push_back(writer.work(task)),
             Hands::Thread { tasks, seen, .. } => {
                 if begins {
-                    seen.1 = Instant::now();
+                    *seen = LifeSigns::new(seen.count, Instant::now());
                 }
                 // A thread that is gone is noticed where its answer is missed.
                 let _ = tasks.as_ref().map(|tasks| tasks.send(task));
@@ -171,11 +204,7 @@ impl Helper {
     /// Since when the thread has given no sign of life, if that is longer than its disk may take.
     fn stands_still(&mut self) -> Option<Instant> {
         let Hands::Thread { oversight, seen, disk, .. } = &mut self.hands else { return None };
-        let signs = oversight.signs();
-        if signs != seen.0 {
-            *seen = (signs, Instant::now());
-        }
-        (seen.1.elapsed() >= disk.timeout).then_some(seen.1)
+        seen.missing(oversight.signs(), Instant::now(), disk.timeout)
     }
 
     pub(super) fn has_failed(&self) -> bool {
@@ -218,4 +247,24 @@ impl Drop for Helper {
 /// `partial` cannot be written.
 fn no_answer(partial: &Path, since: Instant) -> Error {
     Error::NoAnswer { path: partial.to_owned(), seconds: since.elapsed().as_secs() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_in_which_the_process_was_stopped_does_not_count() {
+        let (timeout, begun) = (Duration::from_secs(10), Instant::now());
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let mut seen = LifeSigns::new(3, begun);
+        assert_eq!(seen.missing(3, at(4), timeout), None);
+        // Stopped for an hour.
+        assert_eq!(seen.missing(3, at(3604), timeout), None);
+        assert!(seen.missing(3, at(3605), timeout).is_some());
+        assert_eq!(seen.missing(4, at(3606), timeout), None);
+        assert_eq!(seen.missing(4, at(3610), timeout), None);
+        assert_eq!(seen.missing(4, at(3615), timeout), None);
+        assert_eq!(seen.missing(4, at(3616), timeout), Some(at(3606)));
+    }
 }
