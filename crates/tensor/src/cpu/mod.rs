@@ -7,6 +7,8 @@
 
 pub(crate) mod activation;
 pub(crate) mod adamw;
+#[cfg(target_arch = "x86_64")]
+mod ahead;
 pub(crate) mod attention;
 mod attention_blocks;
 pub(crate) mod attention_call;

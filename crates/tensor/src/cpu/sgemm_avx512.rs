@@ -10,9 +10,9 @@
 use core::arch::x86_64::*;
 use std::cell::RefCell;
 
+use super::ahead::{Upcoming, expect};
 use super::gemm::{Onto, ProductBlocks};
 use super::mat::{Mat, MatMut};
-use super::rows::prefetch;
 
 /// Rows of C in registers where A is packed.
 const MR: usize = 14;
@@ -25,6 +25,8 @@ const NR: usize = 32;
 const KC: usize = 256;
 /// Rows of a packed block of A: enough panels for the packing to read whole cache lines of a transposed operand.
 const MC: usize = MR * 8;
+/// Steps of k in a round: those of a line of a row of A. Memory is asked for round by round.
+const ROUND: usize = 16;
 /// Rows of C in registers where A is not packed.
 const MR_IN_PLACE: usize = 6;
 /// Columns of C in registers there: two panels of B.
@@ -83,11 +85,16 @@ pub(super) unsafe fn sgemm(c: MatMut, a: Mat, b: Mat, onto: Onto, blocks: Produc
                         multiply_in_place(tile, a, b_packed, onto.block(0, j, c.rows, n));
                         continue;
                     }
+                    let rounds = |rows: usize| rows.div_ceil(MR) * n.div_ceil(NR) * (k / ROUND);
+                    let b_next = Upcoming::of(b.transposed(), [j, p + depth], [n, depth], rounds(a.rows));
+                    let mut next = [b_next; 2];
                     for i in (0..a.rows).step_by(MC) {
                         let m = MC.min(a.rows - i);
                         pack::<MR>(a_packed, a.block(i, p, m, k));
-                        let tile = c.block(i, j, m, n);
-                        multiply_block(tile, a_packed, b_packed, k, onto.block(i, j, m, n));
+                        let place = if i + MC < a.rows { [i + MC, p] } else { [0, p + depth] };
+                        next[0] = Upcoming::of(a, place, [MC, depth], rounds(m));
+                        let (tile, onto) = (c.block(i, j, m, n), onto.block(i, j, m, n));
+                        multiply_block(tile, [a_packed, b_packed], k, onto, &mut next);
                     }
                 }
             }
@@ -232,7 +239,7 @@ pub(super) fn transpose(r: [__m512; 16]) -> [__m512; 16] {
 /// lines are then met in the order of memory, page by page, and the panel of A, which every tile of a row needs, is
 /// half the size of one of B, which comes from the second-level cache.
 #[target_feature(enable = "avx512f")]
-unsafe fn multiply_block(c: MatMut, a: *const f32, b: *const f32, k: usize, onto: Onto) {
+unsafe fn multiply_block(c: MatMut, [a, b]: [*mut f32; 2], k: usize, onto: Onto, next: &mut [Upcoming; 2]) {
     for i in (0..c.rows).step_by(MR) {
         let m = MR.min(c.rows - i);
         for j in (0..c.cols).step_by(NR) {
@@ -241,7 +248,7 @@ unsafe fn multiply_block(c: MatMut, a: *const f32, b: *const f32, k: usize, onto
             unsafe {
                 let a = a.add(i / MR * MR_PACKED * k);
                 let b = b.add(j * k);
-                kernel_of_rows(m, c.block(i, j, m, n), a, b, k, onto.block(i, j, m, n));
+                kernel_of_rows(m, c.block(i, j, m, n), [a, b], k, onto.block(i, j, m, n), next);
             }
         }
     }
@@ -249,12 +256,12 @@ unsafe fn multiply_block(c: MatMut, a: *const f32, b: *const f32, k: usize, onto
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn kernel_of_rows(m: usize, c: MatMut, a: *const f32, b: *const f32, k: usize, onto: Onto) {
+unsafe fn kernel_of_rows(m: usize, c: MatMut, factors: [*mut f32; 2], k: usize, onto: Onto, next: &mut [Upcoming; 2]) {
     macro_rules! by_rows {
         ($($rows:literal)*) => {
             match m {
                 // SAFETY: forwarded from the caller.
-                $($rows => unsafe { kernel::<$rows>(c, a, b, k, onto) },)*
+                $($rows => unsafe { kernel::<$rows>(c, factors, k, onto, next) },)*
                 _ => unreachable!("a register tile has 1 to 14 rows, not {m}"),
             }
         };
@@ -265,9 +272,7 @@ unsafe fn kernel_of_rows(m: usize, c: MatMut, a: *const f32, b: *const f32, k: u
 /// The register tile: `R` rows by two vectors. Each step of k loads two vectors of B and broadcasts `R` values of A.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn kernel<const R: usize>(c: MatMut, a: *const f32, b: *const f32, k: usize, onto: Onto) {
-    /// Steps of k between two rows of C that are asked for.
-    const ROUND: usize = 16;
+unsafe fn kernel<const R: usize>(c: MatMut, [a, b]: [*mut f32; 2], k: usize, onto: Onto, next: &mut [Upcoming; 2]) {
     let mut left = [_mm512_setzero_ps(); R];
     let mut right = [_mm512_setzero_ps(); R];
     // SAFETY: the packed panels hold k steps of `MR_PACKED` and `NR` floats; C's rows hold `c.cols` columns.
@@ -284,6 +289,7 @@ unsafe fn kernel<const R: usize>(c: MatMut, a: *const f32, b: *const f32, k: usi
         }
         for round in 0..k / ROUND {
             expect::<R, 2, f32>(c, round, k / ROUND);
+            next.iter_mut().for_each(Upcoming::ask);
             // Two steps at once: the loop's own instructions compete with the products for the same ports.
             for at in (0..ROUND / 2).map(|pair| round * ROUND + 2 * pair) {
                 step!(at);
@@ -341,8 +347,6 @@ unsafe fn in_place_of_rows(c: MatMut, a: Mat, b: *const f32, onto: Onto) {
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn kernel_in_place<const R: usize, const V: usize>(c: MatMut, a: Mat, b: *const f32, onto: Onto) {
-    /// Numbers of a cache line.
-    const LINE: usize = 16;
     let mut sums = [[_mm512_setzero_ps(); V]; R];
     let (k, panel) = (a.cols, NR * a.cols);
     // SAFETY: the packed panels hold k steps of `NR` floats; rows of A hold k floats, rows of C `c.cols`.
@@ -361,18 +365,18 @@ unsafe fn kernel_in_place<const R: usize, const V: usize>(c: MatMut, a: Mat, b: 
                 }
             };
         }
-        for line in 0..k / LINE {
-            expect::<R, V, f32>(c, line, k / LINE);
+        for round in 0..k / ROUND {
+            expect::<R, V, f32>(c, round, k / ROUND);
             for r in 0..R {
                 // The next tile's rows.
-                _mm_prefetch::<_MM_HINT_T1>(a.data.wrapping_add((r + R) * a.row_stride + line * LINE).cast());
+                _mm_prefetch::<_MM_HINT_T1>(a.data.wrapping_add((r + R) * a.row_stride + round * ROUND).cast());
             }
-            for at in (0..LINE / 2).map(|pair| line * LINE + 2 * pair) {
+            for at in (0..ROUND / 2).map(|pair| round * ROUND + 2 * pair) {
                 step!(at);
                 step!(at + 1);
             }
         }
-        for at in k / LINE * LINE..k {
+        for at in k / ROUND * ROUND..k {
             step!(at);
         }
         let scale = _mm512_set1_ps(onto.alpha);
@@ -382,20 +386,6 @@ unsafe fn kernel_in_place<const R: usize, const V: usize>(c: MatMut, a: Mat, b: 
                 store(c.data.wrapping_add(r * c.row_stride + 16 * v), mask, *sum, scale, onto.at(r, 16 * v));
             }
         }
-    }
-}
-
-/// Asks for the lines of those rows of C that are one round's, so that they arrive while products are summed. Asked for all
-/// at once, they would keep lines of B waiting.
-#[inline(always)]
-pub(super) fn expect<const R: usize, const V: usize, T>(c: MatMut<T>, round: usize, rounds: usize) {
-    // No `step_by`: it divides.
-    let mut r = round;
-    while r < R {
-        for v in 0..V {
-            prefetch(c.data.wrapping_add(r * c.row_stride + 16 * v).cast());
-        }
-        r += rounds;
     }
 }
 

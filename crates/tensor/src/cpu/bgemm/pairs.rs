@@ -3,9 +3,10 @@
 use core::arch::x86_64::*;
 
 use super::{FactorRows, MR_IN_PLACE, MR_PAIRS, NR, NR_IN_PLACE, RowLayout, SIDE, SQUARE, SumStore, WordOrder};
+use crate::cpu::ahead::expect;
 use crate::cpu::gemm::Onto;
 use crate::cpu::mat::MatMut;
-use crate::cpu::sgemm_avx512::{expect, low_mask};
+use crate::cpu::sgemm_avx512::low_mask;
 
 /// Where a word of a factor's row lies, from the first of its depth of 32 on.
 trait WordPlace {

@@ -121,6 +121,7 @@ impl Blocking {
             include_str!("kernel.rs"),
             include_str!("mod.rs"),
             include_str!("wide.rs"),
+            include_str!("../ahead.rs"),
             include_str!("../bgemm/mod.rs"),
             include_str!("../bgemm/pack.rs"),
             include_str!("../bgemm/pairs.rs"),
