@@ -93,7 +93,7 @@ enum Hands {
 #[derive(Debug)]
 struct LifeSigns {
     count: u64,
-    /// When they were first that many.
+    /// When they were first that many, moved on by the time in which the process was stopped.
     since: Instant,
     /// When they were last counted.
     counted: Instant,
@@ -109,7 +109,7 @@ impl LifeSigns {
         if count != self.count {
             *self = LifeSigns::new(count, now);
         }
-        // Since they were last counted the whole process may have been stopped, for hours.
+        // The whole process may have been stopped for hours. So no time between two counts is more than half of `timeout`.
         self.since += (now - self.counted).saturating_sub(timeout / 2);
         self.counted = now;
         (now - self.since >= timeout).then_some(self.since)

@@ -1,9 +1,12 @@
 //! The optimizer's arithmetic: one pass over weights, gradient and moments, in place; and sums of squares.
 
+use std::iter;
 use std::ops::Range;
 
-use super::rows::{for_rows, prefetch_run, simd};
-use super::stored::{Stored, round_all};
+use half::bf16;
+
+use super::rows::{for_rows, prefetch_run, put_line, simd};
+use super::stored::Stored;
 use crate::device::Device;
 
 /// Elements handled between two looks ahead, and how far those look: four streams at once, a page each.
@@ -103,39 +106,57 @@ fn update_stored(
     match (weights, strips) {
         (Stored::F32(weights), [m, v]) => {
             let range = first..first + m.len();
-            update(device, rule, &mut weights[range.clone()], &gradient[..range.len()], m, v);
+            update(device, rule, [&mut weights[range.clone()], m, v], &gradient[..range.len()], None);
         }
         (Stored::Bf16(weights), [m, v, master]) => {
-            update(device, rule, master, &gradient[..m.len()], m, v);
-            round_all(device, master, &mut weights[first..first + m.len()]);
+            let range = first..first + m.len();
+            update(device, rule, [master, m, v], &gradient[..range.len()], Some(&mut weights[range]));
         }
         (_, strips) => panic!("state of {} strips", strips.len()),
     }
 }
 
-/// All slices are of one length.
+/// `rounded` becomes the new weights in bf16. All slices are of one length.
 #[track_caller]
-fn update(device: &Device, rule: &AdamW, weights: &mut [f32], gradient: &[f32], m: &mut [f32], v: &mut [f32]) {
-    assert!([gradient.len(), m.len(), v.len()] == [weights.len(); 3], "slices of different lengths");
+fn update(
+    device: &Device,
+    rule: &AdamW,
+    [weights, m, v]: [&mut [f32]; 3],
+    gradient: &[f32],
+    mut rounded: Option<&mut [bf16]>,
+) {
+    let len = rounded.as_ref().map_or(weights.len(), |rounded| rounded.len());
+    assert!([gradient.len(), m.len(), v.len(), len] == [weights.len(); 4], "slices of different lengths");
     let parts = device.threads().min(weights.len() / 4096).max(1);
-    if parts == 1 {
-        return simd(
-            #[inline(always)]
-            || update_run(rule, weights, gradient, m, v),
-        );
-    }
-    let length = weights.len().div_ceil(parts);
-    let runs = weights.chunks_mut(length).zip(gradient.chunks(length));
-    device.share(runs.zip(m.chunks_mut(length).zip(v.chunks_mut(length))), |((w, g), (m, v))| {
+    let length = weights.len().div_ceil(parts).max(1);
+    let mut rounded = rounded.as_mut().map(|rounded| rounded.chunks_mut(length));
+    let rounded = iter::repeat_with(|| rounded.as_mut().and_then(Iterator::next));
+    let runs = weights.chunks_mut(length).zip(m.chunks_mut(length)).zip(v.chunks_mut(length));
+    let runs: Vec<_> = runs.zip(gradient.chunks(length)).zip(rounded).collect();
+    device.share(runs, |((((weights, m), v), gradient), rounded)| {
         simd(
             #[inline(always)]
-            || update_run(rule, w, g, m, v),
+            || match rounded {
+                Some(rounded) => update_and_round(rule, [weights, m, v], gradient, rounded),
+                None => update_run(rule, [weights, m, v], gradient),
+            },
         );
     });
 }
 
+/// A piece after the other, each rounded while it is in the cache.
 #[inline(always)]
-fn update_run(rule: &AdamW, weights: &mut [f32], gradient: &[f32], m: &mut [f32], v: &mut [f32]) {
+fn update_and_round(rule: &AdamW, [weights, m, v]: [&mut [f32]; 3], gradient: &[f32], rounded: &mut [bf16]) {
+    const PIECE: usize = 1 << 10;
+    let pieces = weights.chunks_mut(PIECE).zip(m.chunks_mut(PIECE)).zip(v.chunks_mut(PIECE));
+    for ((((w, m), v), g), rounded) in pieces.zip(gradient.chunks(PIECE)).zip(rounded.chunks_mut(PIECE)) {
+        update_run(rule, [w, m, v], g);
+        put_line(rounded, w, false);
+    }
+}
+
+#[inline(always)]
+fn update_run(rule: &AdamW, [weights, m, v]: [&mut [f32]; 3], gradient: &[f32]) {
     let AdamW { lr, beta1, beta2, eps, weight_decay, gradient_scale, .. } = *rule;
     let [correct1, correct2] = rule.corrections();
     let keep = 1.0 - lr * weight_decay;

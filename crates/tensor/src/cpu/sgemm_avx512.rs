@@ -87,14 +87,14 @@ pub(super) unsafe fn sgemm(c: MatMut, a: Mat, b: Mat, onto: Onto, blocks: Produc
                     }
                     let rounds = |rows: usize| rows.div_ceil(MR) * n.div_ceil(NR) * (k / ROUND);
                     let b_next = Upcoming::of(b.transposed(), [j, p + depth], [n, depth], rounds(a.rows));
-                    let mut next = [b_next; 2];
+                    let mut next = [Upcoming::NOTHING, b_next];
                     for i in (0..a.rows).step_by(MC) {
                         let m = MC.min(a.rows - i);
                         pack::<MR>(a_packed, a.block(i, p, m, k));
                         let place = if i + MC < a.rows { [i + MC, p] } else { [0, p + depth] };
                         next[0] = Upcoming::of(a, place, [MC, depth], rounds(m));
                         let (tile, onto) = (c.block(i, j, m, n), onto.block(i, j, m, n));
-                        multiply_block(tile, [a_packed, b_packed], k, onto, &mut next);
+                        multiply_block(tile, [a_packed, b_packed].map(<*mut f32>::cast_const), k, onto, &mut next);
                     }
                 }
             }
@@ -135,7 +135,7 @@ unsafe fn pack<const P: usize>(to: *mut f32, m: Mat) {
 #[target_feature(enable = "avx512f")]
 unsafe fn pack_copying<const P: usize>(to: *mut f32, width: usize, m: Mat) {
     const COLUMNS: usize = 8;
-    /// Columns lie pages apart, where the hardware does not look ahead.
+    /// Columns may lie pages apart, where the hardware does not look ahead.
     const AHEAD: usize = 32;
     for first in (0..m.cols).step_by(COLUMNS) {
         let last = (first + COLUMNS).min(m.cols);
@@ -239,7 +239,7 @@ pub(super) fn transpose(r: [__m512; 16]) -> [__m512; 16] {
 /// lines are then met in the order of memory, page by page, and the panel of A, which every tile of a row needs, is
 /// half the size of one of B, which comes from the second-level cache.
 #[target_feature(enable = "avx512f")]
-unsafe fn multiply_block(c: MatMut, [a, b]: [*mut f32; 2], k: usize, onto: Onto, next: &mut [Upcoming; 2]) {
+unsafe fn multiply_block(c: MatMut, [a, b]: [*const f32; 2], k: usize, onto: Onto, next: &mut [Upcoming; 2]) {
     for i in (0..c.rows).step_by(MR) {
         let m = MR.min(c.rows - i);
         for j in (0..c.cols).step_by(NR) {
@@ -256,7 +256,14 @@ unsafe fn multiply_block(c: MatMut, [a, b]: [*mut f32; 2], k: usize, onto: Onto,
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn kernel_of_rows(m: usize, c: MatMut, factors: [*mut f32; 2], k: usize, onto: Onto, next: &mut [Upcoming; 2]) {
+unsafe fn kernel_of_rows(
+    m: usize,
+    c: MatMut,
+    factors: [*const f32; 2],
+    k: usize,
+    onto: Onto,
+    next: &mut [Upcoming; 2],
+) {
     macro_rules! by_rows {
         ($($rows:literal)*) => {
             match m {
@@ -272,7 +279,7 @@ unsafe fn kernel_of_rows(m: usize, c: MatMut, factors: [*mut f32; 2], k: usize, 
 /// The register tile: `R` rows by two vectors. Each step of k loads two vectors of B and broadcasts `R` values of A.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn kernel<const R: usize>(c: MatMut, [a, b]: [*mut f32; 2], k: usize, onto: Onto, next: &mut [Upcoming; 2]) {
+unsafe fn kernel<const R: usize>(c: MatMut, [a, b]: [*const f32; 2], k: usize, onto: Onto, next: &mut [Upcoming; 2]) {
     let mut left = [_mm512_setzero_ps(); R];
     let mut right = [_mm512_setzero_ps(); R];
     // SAFETY: the packed panels hold k steps of `MR_PACKED` and `NR` floats; C's rows hold `c.cols` columns.
