@@ -123,17 +123,16 @@ fn update(
     rule: &AdamW,
     [weights, m, v]: [&mut [f32]; 3],
     gradient: &[f32],
-    mut rounded: Option<&mut [bf16]>,
+    rounded: Option<&mut [bf16]>,
 ) {
     let len = rounded.as_ref().map_or(weights.len(), |rounded| rounded.len());
     assert!([gradient.len(), m.len(), v.len(), len] == [weights.len(); 4], "slices of different lengths");
     let parts = device.threads().min(weights.len() / 4096).max(1);
     let length = weights.len().div_ceil(parts).max(1);
-    let mut rounded = rounded.as_mut().map(|rounded| rounded.chunks_mut(length));
+    let mut rounded = rounded.map(|rounded| rounded.chunks_mut(length));
     let rounded = iter::repeat_with(|| rounded.as_mut().and_then(Iterator::next));
     let runs = weights.chunks_mut(length).zip(m.chunks_mut(length)).zip(v.chunks_mut(length));
-    let runs: Vec<_> = runs.zip(gradient.chunks(length)).zip(rounded).collect();
-    device.share(runs, |((((weights, m), v), gradient), rounded)| {
+    device.share(runs.zip(gradient.chunks(length)).zip(rounded), |((((weights, m), v), gradient), rounded)| {
         simd(
             #[inline(always)]
             || match rounded {

@@ -25,7 +25,7 @@ const NR: usize = 32;
 const KC: usize = 256;
 /// Rows of a packed block of A: enough panels for the packing to read whole cache lines of a transposed operand.
 const MC: usize = MR * 8;
-/// Steps of k in a round: those of a line of a row of A. Memory is asked for round by round.
+/// Steps of k between two requests for memory: as many as a cache line has numbers of a row of A.
 const ROUND: usize = 16;
 /// Rows of C in registers where A is not packed.
 const MR_IN_PLACE: usize = 6;
@@ -130,8 +130,8 @@ unsafe fn pack<const P: usize>(to: *mut f32, m: Mat) {
     }
 }
 
-/// The source's columns are contiguous in memory (row stride 1): copy a few of them for all panels, then the next few. As
-/// many pieces as one set of a cache has room for, if columns lie pages apart.
+/// The source's columns are contiguous in memory (row stride 1): copy a few of them for all panels, then the next few. Where
+/// columns lie pages apart, they meet in one set of the first-level cache, which holds eight lines.
 #[target_feature(enable = "avx512f")]
 unsafe fn pack_copying<const P: usize>(to: *mut f32, width: usize, m: Mat) {
     const COLUMNS: usize = 8;
