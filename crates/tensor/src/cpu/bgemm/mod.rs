@@ -24,7 +24,7 @@ use super::mat::{Factor, Mat, MatMut};
 use super::sgemm_avx512::store;
 use pack::{WordOrder, pack};
 use pairs::{multiply_pairs, tile};
-use tiles::{configure_tiles, multiply_tiles};
+use tiles::{configure_tiles, multiply_by_tiles};
 
 /// Lines of a packed square, and its words a line.
 const SIDE: usize = 16;
@@ -297,6 +297,10 @@ unsafe fn multiply_block<T: SumStore>(
     b: *const u32,
     onto: Onto<T>,
 ) {
+    if unit == Bf16Unit::Amx {
+        // SAFETY: forwarded from the caller; `bgemm` has configured the tiles.
+        return unsafe { multiply_by_tiles(c, a, b, onto) };
+    }
     for i in (0..c.rows).step_by(tile_rows) {
         let (m, a) = (tile_rows.min(c.rows - i), a.at_row(i));
         for j in (0..c.cols).step_by(tile_cols) {
@@ -304,10 +308,7 @@ unsafe fn multiply_block<T: SumStore>(
             // SAFETY: panels were packed 16 columns wide; the tile lies inside C.
             unsafe {
                 let (c, b, onto) = (c.block(i, j, m, n), b.add(j * a.steps * SIDE), onto.block(i, j, m, n));
-                match unit {
-                    Bf16Unit::Amx => multiply_tiles(c, a, b, onto),
-                    Bf16Unit::Avx512 => multiply_pairs(c, a, b, onto),
-                }
+                multiply_pairs(c, a, b, onto);
             }
         }
     }
@@ -321,6 +322,15 @@ pub(super) trait SumStore: Copy {
     /// The memory as f32, if it is.
     fn as_f32(data: *mut Self) -> Option<*mut f32>;
 
+    /// The memory as bf16, if it is.
+    fn as_bf16(data: *mut Self) -> Option<*mut bf16>;
+
+    /// Sixteen numbers in f32.
+    ///
+    /// # Safety
+    /// They exist, and the CPU has the instructions.
+    unsafe fn widened(from: *const Self) -> __m512;
+
     /// Stores `sums * scale`, added to what is at `start`, at the lanes of `mask`.
     ///
     /// # Safety
@@ -333,6 +343,17 @@ impl SumStore for f32 {
 
     fn as_f32(data: *mut f32) -> Option<*mut f32> {
         Some(data)
+    }
+
+    fn as_bf16(_: *mut f32) -> Option<*mut bf16> {
+        None
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn widened(from: *const f32) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_loadu_ps(from) }
     }
 
     #[inline]
@@ -349,6 +370,18 @@ impl SumStore for bf16 {
 
     fn as_f32(_: *mut bf16) -> Option<*mut f32> {
         None
+    }
+
+    fn as_bf16(data: *mut bf16) -> Option<*mut bf16> {
+        Some(data)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn widened(from: *const bf16) -> __m512 {
+        // SAFETY: the caller's promise.
+        let numbers = unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast())) };
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(numbers))
     }
 
     #[inline]

@@ -4,7 +4,9 @@ use core::arch::asm;
 use core::arch::x86_64::*;
 use core::mem::MaybeUninit;
 
-use super::{FactorRows, NR, SIDE, SQUARE, SumStore, WordLine};
+use half::bf16;
+
+use super::{FactorRows, NR, SIDE, SQUARE, SumStore};
 use crate::cpu::gemm::Onto;
 use crate::cpu::mat::MatMut;
 use crate::cpu::sgemm_avx512::low_mask;
@@ -30,35 +32,130 @@ pub(super) unsafe fn configure_tiles() {
     unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly)) };
 }
 
-/// Up to 32 rows by 32 columns of C.
+/// Sums of 32 rows by 32 columns, at an address that is a multiple of their size.
+#[repr(C, align(4096))]
+struct TileSums(MaybeUninit<[f32; 2 * SIDE * NR]>);
+
+/// Depths of `STEP` in which all of them are rounded, four rows in each.
+const ROUNDING_STEPS: usize = 8;
+/// Tiles of a row of them that ask for the next rows of A: an eighth each, four lines in each step.
+const ASKING_TILES: usize = 8;
+
+/// A block of C by its rows of A and packed panels of B: 32 rows by 32 columns at a time, or what is left at the edges.
 ///
 /// # Safety
-/// As [`multiply_block`]; this thread's tiles are configured.
-#[inline]
+/// The rows and the panels are those of C; this thread's tiles are configured.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn multiply_tiles<T: SumStore>(c: MatMut<T>, a: FactorRows, b: *const u32, onto: Onto<T>) {
-    let (down, right) = (c.rows.div_ceil(SIDE), c.cols.div_ceil(SIDE));
-    let is_whole = c.rows.is_multiple_of(SIDE) && c.cols.is_multiple_of(SIDE) && onto.alpha == 1.0;
-    let direct = T::as_f32(c.data).filter(|_| is_whole);
-    // SAFETY: as many squares of A and B are there; what does not fill tiles goes through memory that does.
-    unsafe {
-        if let Some(to) = direct {
-            // Tiles take up what is in C.
-            if let Some(start) = onto.start {
-                c.fill_from(start);
+pub(super) unsafe fn multiply_by_tiles<T: SumStore>(c: MatMut<T>, a: FactorRows, b: *const u32, onto: Onto<T>) {
+    let mut spaces = [const { TileSums(MaybeUninit::uninit()) }; 2];
+    let (mut turn, mut waiting) = (0, None::<WaitingSums<T>>);
+    for i in (0..c.rows).step_by(2 * SIDE) {
+        let (m, a) = ((2 * SIDE).min(c.rows - i), a.at_row(i));
+        for j in (0..c.cols).step_by(NR) {
+            let n = NR.min(c.cols - j);
+            let squares = [m, n].map(|side| side.div_ceil(SIDE));
+            // SAFETY: panels were packed 16 columns wide, and this part lies inside C. It has as many squares of A and B. What
+            // does not fill tiles goes through memory that does.
+            unsafe {
+                let (c, b, onto) = (c.block(i, j, m, n), b.add(j * a.steps * SIDE), onto.block(i, j, m, n));
+                let ahead = a.ahead(j / NR).unwrap_or(b.cast());
+                if let Some(to) = sums_in_place(c, onto) {
+                    // Tiles take up what is in C.
+                    if let Some(start) = onto.start {
+                        c.fill_from(start);
+                    }
+                    tiles(squares, (to, c.row_stride), (a, b, ahead), onto.start.is_some());
+                    continue;
+                }
+                turn = 1 - turn;
+                let sums: *mut f32 = spaces[turn].0.as_mut_ptr().cast();
+                // The sums before these are stored while these are computed: at once they would have to be waited for.
+                let before = waiting.replace(WaitingSums { c, sums, onto });
+                match before.as_ref().and_then(|before| before.rounding()) {
+                    Some(before) if squares == [2, 2] && a.steps >= ROUNDING_STEPS => {
+                        tiles_while_rounding(sums, (a, b, ahead), before);
+                    }
+                    _ => {
+                        tiles(squares, (sums, NR), (a, b, ahead), false);
+                        before.inspect(|before| before.store());
+                    }
+                }
             }
-            return tiles(down, right, (to, c.row_stride), a, b, onto.start.is_some());
         }
-        // Tiles fill what is read of it.
-        let mut found = MaybeUninit::<[WordLine; 2 * 2 * SIDE]>::uninit();
-        let found: *mut f32 = found.as_mut_ptr().cast();
-        tiles(down, right, (found, NR), a, b, false);
+    }
+    // SAFETY: its part of C lies inside it, and its sums are there.
+    waiting.inspect(|last| unsafe { last.store() });
+}
+
+impl FactorRows {
+    /// Where to ask for lines while this tile of a row of tiles is multiplied: in the next rows, if rows are read as they are
+    /// stored and lie in one piece. Tiles that have nothing left to ask for go over their own rows.
+    fn ahead(self, tile: usize) -> Option<*const u8> {
+        let is_one_piece = self.step < SQUARE * size_of::<u32>() && self.line == self.steps * self.step;
+        let rows = if tile < ASKING_TILES { 2 * SIDE } else { 0 };
+        let lines = tile % ASKING_TILES * self.steps * 4;
+        is_one_piece.then(|| self.data.wrapping_add(rows * self.line + lines * 64))
+    }
+}
+
+/// Where tiles can leave the sums of this part of C themselves.
+fn sums_in_place<T: SumStore>(c: MatMut<T>, onto: Onto<T>) -> Option<*mut f32> {
+    let is_whole = c.rows.is_multiple_of(SIDE) && c.cols.is_multiple_of(SIDE) && onto.alpha == 1.0;
+    T::as_f32(c.data).filter(|_| is_whole)
+}
+
+/// Sums of a part of C, `NR` to a row.
+struct WaitingSums<T> {
+    c: MatMut<T>,
+    sums: *const f32,
+    onto: Onto<T>,
+}
+
+/// Sums to be rounded, which fill tiles.
+struct Rounding {
+    sums: *const f32,
+    /// What is added to each row of them.
+    start: [__m512; 2],
+    /// Where they go, and how many bytes lie between rows there.
+    to: *mut bf16,
+    line: usize,
+}
+
+impl<T: SumStore> WaitingSums<T> {
+    /// If they fill tiles, and have no start or one row of it.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    fn rounding(&self) -> Option<Rounding> {
+        let WaitingSums { c, sums, onto } = *self;
+        let is_whole = [c.rows, c.cols] == [2 * SIDE, NR] && onto.alpha == 1.0;
+        let to = T::as_bf16(c.data).filter(|_| is_whole)?;
+        let start = match onto.start {
+            // Unlike +0, it leaves a sum of -0 as it is.
+            None => [_mm512_set1_ps(-0.0); 2],
+            Some(start) if start.row_stride == 0 => {
+                // SAFETY: a start has numbers for all columns of C.
+                [0, SIDE].map(|j| unsafe { T::widened(start.data.add(j)) })
+            }
+            Some(_) => return None,
+        };
+        Some(Rounding { sums, start, to, line: c.row_stride * size_of::<bf16>() })
+    }
+
+    /// # Safety
+    /// The part lies inside C, and the sums are there.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn store(&self) {
+        let WaitingSums { c, sums, onto } = *self;
         let (scale, masks) = (_mm512_set1_ps(onto.alpha), [c.cols.min(16), c.cols.saturating_sub(16)].map(low_mask));
         for r in 0..c.rows {
-            for (half, mask) in masks.into_iter().enumerate().take(right) {
-                let sums = _mm512_load_ps(found.add(r * NR + half * SIDE));
-                let to = c.data.add(r * c.row_stride).wrapping_add(half * SIDE);
-                T::keep(to, mask, sums, scale, onto.at(r, half * SIDE));
+            for (half, mask) in masks.into_iter().enumerate() {
+                // SAFETY: the caller's promise; masks leave out what C does not have.
+                unsafe {
+                    let sums = _mm512_load_ps(sums.add(r * NR + half * SIDE));
+                    let to = c.data.add(r * c.row_stride).wrapping_add(half * SIDE);
+                    T::keep(to, mask, sums, scale, onto.at(r, half * SIDE));
+                }
             }
         }
     }
@@ -73,6 +170,8 @@ struct TileOperands {
     a_below: *const u8,
     b: *const u32,
     b_right: *const u32,
+    /// What to ask for meanwhile.
+    ahead: *const u8,
 }
 
 /// Loads or clears the sums, runs a step for every 32 of k, and stores the sums: those in tiles 0 to 3, rows in 4 and 5,
@@ -100,7 +199,7 @@ macro_rules! run {
                 "jnz 2b",
                 $($keep,)*
                 // Not every case names all of them in instructions.
-                "/* {c_below} {c_line} {a_line} {b_line} */",
+                "/* {c_below} {c_line} {a_line} {b_line} {ahead} */",
                 c = in(reg) $operands.c,
                 c_below = in(reg) $operands.c_below,
                 c_line = in(reg) $operands.c_line,
@@ -111,6 +210,7 @@ macro_rules! run {
                 b = inout(reg) $operands.b => _,
                 b_right = inout(reg) $operands.b_right => _,
                 b_line = in(reg) SIDE * size_of::<u32>(),
+                ahead = inout(reg) $operands.ahead => _,
                 steps = inout(reg) $operands.a.steps => _,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
@@ -123,14 +223,12 @@ macro_rules! run {
 /// One or two tiles down by one or two to the right, set or added to.
 ///
 /// # Safety
-/// As [`multiply_tiles`]; C has whole tiles.
+/// As [`multiply_by_tiles`]; C has whole tiles.
 #[inline]
 unsafe fn tiles(
-    down: usize,
-    right: usize,
+    [down, right]: [usize; 2],
     (c, stride): (*mut f32, usize),
-    a: FactorRows,
-    b: *const u32,
+    (a, b, ahead): (FactorRows, *const u32, *const u8),
     accumulate: bool,
 ) {
     let c_line = stride * size_of::<f32>();
@@ -143,6 +241,7 @@ unsafe fn tiles(
         a_below: a.data.wrapping_add(a.panel),
         b,
         b_right: b.wrapping_byte_add(b_panel),
+        ahead,
     };
     match (down, right) {
         (2, 2) => run!(
@@ -151,6 +250,8 @@ unsafe fn tiles(
              "tileloadd tmm2, [{c_below} + {c_line}]", "tileloadd tmm3, [{c_below} + {c_line} + 64]"]
             ["tileloadd tmm4, [{a} + {a_line}]", "tileloadd tmm6, [{b} + {b_line}]", "tdpbf16ps tmm0, tmm4, tmm6",
              "tileloadd tmm7, [{b_right} + {b_line}]", "tdpbf16ps tmm1, tmm4, tmm7",
+             "prefetcht1 [{ahead}]", "prefetcht1 [{ahead} + 64]", "prefetcht1 [{ahead} + 128]",
+             "prefetcht1 [{ahead} + 192]", "add {ahead}, 256",
              "tileloadd tmm5, [{a_below} + {a_line}]", "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7"]
             ["tilestored [{c} + {c_line}], tmm0", "tilestored [{c} + {c_line} + 64], tmm1",
              "tilestored [{c_below} + {c_line}], tmm2", "tilestored [{c_below} + {c_line} + 64], tmm3"]
@@ -175,5 +276,95 @@ unsafe fn tiles(
             ["tileloadd tmm4, [{a} + {a_line}]", "tileloadd tmm6, [{b} + {b_line}]", "tdpbf16ps tmm0, tmm4, tmm6"]
             ["tilestored [{c} + {c_line}], tmm0"]
         ),
+    }
+}
+
+/// Two tiles down by two to the right, set, while as many other sums are rounded: four rows of these in each of the first
+/// steps. Stores that come all at once would keep the next tiles waiting.
+///
+/// # Safety
+/// As [`multiply_by_tiles`]; there are at least `ROUNDING_STEPS` steps, and `before` has memory of its own.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn tiles_while_rounding(sums: *mut f32, (a, b, ahead): (FactorRows, *const u32, *const u8), before: Rounding) {
+    let b_panel = a.steps * SQUARE * size_of::<u32>();
+    macro_rules! row {
+        ($low:literal, $high:literal, $to:literal) => {
+            concat!(
+                concat!("vaddps zmm16, zmm18, [{from} + ", $low, "]\n"),
+                concat!("vaddps zmm17, zmm19, [{from} + ", $high, "]\n"),
+                "vcvtne2ps2bf16 zmm16, zmm17, zmm16\n",
+                concat!("vmovdqu64 [", $to, "], zmm16"),
+            )
+        };
+    }
+    macro_rules! step {
+        ($label:literal, [$($first_rows:expr),*] [$($last_rows:expr),*] [$($again:expr),*]) => {
+            concat!(
+                $label, "\n",
+                "tileloadd tmm4, [{a} + {a_line}]\n",
+                "tileloadd tmm6, [{b} + {b_line}]\n",
+                "tdpbf16ps tmm0, tmm4, tmm6\n",
+                $($first_rows, "\n",)*
+                "tileloadd tmm7, [{b_right} + {b_line}]\n",
+                "tdpbf16ps tmm1, tmm4, tmm7\n",
+                $($last_rows, "\n",)*
+                "prefetcht1 [{ahead}]\n",
+                "prefetcht1 [{ahead} + 64]\n",
+                "prefetcht1 [{ahead} + 128]\n",
+                "prefetcht1 [{ahead} + 192]\n",
+                "add {ahead}, 256\n",
+                "tileloadd tmm5, [{a_below} + {a_line}]\n",
+                "tdpbf16ps tmm2, tmm5, tmm6\n",
+                "tdpbf16ps tmm3, tmm5, tmm7\n",
+                "add {a}, {a_step}\n",
+                "add {a_below}, {a_step}\n",
+                "add {b}, 1024\n",
+                "add {b_right}, 1024\n",
+                "dec {steps}\n",
+                $($again, "\n",)*
+            )
+        };
+    }
+    // SAFETY: the caller's promise. The loops read the panels from first to last.
+    unsafe {
+        asm!(
+            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+            step!(
+                "2:",
+                [row!("0", "64", "{to}"), row!("128", "192", "{to} + {to_line}"), "lea {to}, [{to} + 2 * {to_line}]"]
+                [row!("256", "320", "{to}"), row!("384", "448", "{to} + {to_line}"), "lea {to}, [{to} + 2 * {to_line}]",
+                 "add {from}, 512"]
+                // To the end of the sums.
+                ["test {from}, 4095", "jnz 2b"]
+            ),
+            "test {steps}, {steps}",
+            "jz 4f",
+            step!("3:", [] [] ["jnz 3b"]),
+            "4:",
+            // A row of sums is as long as two lines of B.
+            "tilestored [{sums} + 2 * {b_line}], tmm0",
+            "tilestored [{sums} + 2 * {b_line} + 64], tmm1",
+            "tilestored [{sums} + 2 * {b_line} + 2048], tmm2",
+            "tilestored [{sums} + 2 * {b_line} + 2112], tmm3",
+            sums = in(reg) sums,
+            a = inout(reg) a.data => _,
+            a_below = inout(reg) a.data.wrapping_add(a.panel) => _,
+            a_line = in(reg) a.line,
+            a_step = in(reg) a.step,
+            b = inout(reg) b => _,
+            b_right = inout(reg) b.wrapping_byte_add(b_panel) => _,
+            b_line = in(reg) SIDE * size_of::<u32>(),
+            from = inout(reg) before.sums => _,
+            to = inout(reg) before.to => _,
+            to_line = in(reg) before.line,
+            ahead = inout(reg) ahead => _,
+            steps = inout(reg) a.steps => _,
+            in("zmm18") before.start[0], in("zmm19") before.start[1],
+            out("zmm16") _, out("zmm17") _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack)
+        );
     }
 }

@@ -332,12 +332,15 @@ fn the_sign_of_a_zero_does_not_depend_on_the_division() {
 #[test]
 fn sums_are_rounded_once_where_they_are_stored_in_bf16() {
     let untold = Blocking::default();
-    for (m, n, k) in [(32, 64, 64), (15, 33, 700), (150, 70, 17), (3, 1100, 1300), (5, 7, 0)] {
+    // Tiles round sums while they compute the next ones if there are many terms and alpha is 1.
+    let shapes =
+        [(32, 64, 64), (15, 33, 700), (150, 70, 17), (3, 1100, 1300), (5, 7, 0), (70, 130, 256), (96, 80, 300)];
+    for ((m, n, k), alpha) in shapes.into_iter().flat_map(|shape| [(shape, 0.5), (shape, 1.0)]) {
         let (a, b, c) =
             (TestFactor::new(m, k, false, 1), TestFactor::new(k, n, true, 2), TestFactor::new(m, n, false, 3));
         for (rounds, accumulate) in [(false, false), (false, true), (true, false), (true, true)] {
             let (va, vb) = (a.view(rounds), b.view(rounds));
-            let how = Into { alpha: 0.5, accumulate };
+            let how = Into { alpha, accumulate };
             for kernel in all_kernels(rounds) {
                 let (mut narrow, mut wide) = (c.half.clone(), c.half.iter().map(|&x| widen(x)).collect::<Vec<_>>());
                 let (half, full) = (mat_mut(&mut narrow, n, va, vb), mat_mut(&mut wide, n, va, vb));
