@@ -33,6 +33,11 @@ impl Entry {
         &self.request.operation
     }
 
+    /// Whether there is nothing to give back, so that the entry may stay where peers read it.
+    pub(super) fn lends_nothing(&self) -> bool {
+        matches!(self.request.operation, Operation::Barrier)
+    }
+
     /// Where the owner writes; only the owner asks, while no peer reads its chunk.
     pub(super) fn target_to_write(&self) -> BufferPlace {
         // SAFETY: the pointer itself never changes; the mutable access marks the owner's exclusive phase.

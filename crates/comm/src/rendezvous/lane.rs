@@ -69,10 +69,12 @@ impl Lane {
             self.complete_oldest(&mut book, name)?;
         }
         let index = book.started;
-        book.started += 1;
         // SAFETY: this rank's only lane, under its lock, in order; at most `ROUNDS` rounds are in flight, so
-        // `index - ROUNDS` has been taken back.
-        unsafe { self.rendezvous.post(self.rank, index, Entry::new(request)) };
+        // `index - ROUNDS` has been completed.
+        match unsafe { self.rendezvous.post(self.rank, index, Entry::new(request), name) } {
+            Ok(()) => book.started += 1,
+            Err(error) => return Err(self.fail(&mut book, error)),
+        }
         Ok(index)
     }
 

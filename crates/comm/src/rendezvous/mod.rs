@@ -120,12 +120,19 @@ impl Rendezvous {
     /// Publishes `entry` as rank `rank`'s part of round `index`.
     ///
     /// # Safety
-    /// Called by rank `rank` alone, once per round, in order, after it took back round `index - ROUNDS`.
-    unsafe fn post(&self, rank: usize, index: u64, entry: Entry) {
+    /// Called by rank `rank` alone, once per round, in order, after it completed round `index - ROUNDS`, and not again after an
+    /// error.
+    unsafe fn post(&self, rank: usize, index: u64, entry: Entry, name: &str) -> Result<(), Error> {
+        // SAFETY: the caller's own cell, which it writes alone.
+        if self.cell(rank, index).with(|cell| unsafe { (*cell).is_some() }) {
+            // A round without buffers was completed while peers could still read the entry.
+            Round { rendezvous: self, rank, index: index - ROUNDS, name }.wait_for(Stage::Finished)?;
+        }
         // SAFETY: the caller's own cell, which peers finished reading in round `index - ROUNDS` and will not read
         // for this round before the counter below says so.
         self.cell(rank, index).with_mut(|cell| unsafe { *cell = Some(entry) });
         self.arrive(rank, Stage::Posted, index);
+        Ok(())
     }
 
     /// Brings rank `rank`'s part of round `index` to its end and takes its buffers back.
@@ -141,6 +148,10 @@ impl Rendezvous {
             moves::perform(&round)?;
         }
         self.arrive(rank, Stage::Finished, index);
+        // SAFETY: the caller's own entry, which it has not taken back.
+        if unsafe { round.entry(rank) }.lends_nothing() {
+            return Ok(Completed::nothing());
+        }
         round.wait_for(Stage::Finished)?;
         // SAFETY: the caller's own cell, which all ranks have finished with.
         let entry = self.cell(rank, index).with_mut(|cell| unsafe { (*cell).take() });
