@@ -85,8 +85,4 @@ impl dyn Communicator {
         values.copy_from_slice(&sums.into_f64());
         Ok(())
     }
-
-    fn finish(&self, request: Request) -> Result<Completed, Error> {
-        self.start(request)?.wait()
-    }
 }

@@ -92,6 +92,14 @@ pub trait Communicator: Send + Sync {
     /// [`Error::Counts`] if the request contradicts itself, [`Error::Aborted`] after any failure in the world.
     fn start(&self, request: Request) -> Result<Pending, Error>;
 
+    /// The same, awaited at once: an implementation may know how to do that with less bookkeeping.
+    ///
+    /// # Errors
+    /// As [`Communicator::start`] and [`Pending::wait`].
+    fn finish(&self, request: Request) -> Result<Completed, Error> {
+        self.start(request)?.wait()
+    }
+
     /// The group of the ranks that gave the same `color`, ordered by `key` and then by their rank here.
     /// Collective: every rank of this communicator calls it at the same place.
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, Error>;

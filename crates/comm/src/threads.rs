@@ -164,6 +164,10 @@ impl Communicator for Threads {
         Ok(Pending::in_flight(Box::new(started)))
     }
 
+    fn finish(&self, request: Request) -> Result<Completed, Error> {
+        self.lane.finish(request, &self.name)
+    }
+
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, Error> {
         let lane = Arc::new(self.split_lane(color, key)?);
         Ok(Arc::new(Threads { lane, name: format!("{}/{color}", self.name).into() }))

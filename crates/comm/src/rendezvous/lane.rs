@@ -59,35 +59,48 @@ impl Lane {
 
     /// Publishes `request`; returns its place in the order. `name` is what errors call the communicator.
     pub(crate) fn start(&self, request: Request, name: &str) -> Result<u64, Error> {
+        self.start_in(&mut self.book(), request, name)
+    }
+
+    /// Publishes `request`, finishes its round and all before it, and returns its buffers.
+    pub(crate) fn finish(&self, request: Request, name: &str) -> Result<Completed, Error> {
         let mut book = self.book();
-        self.check(&book)?;
+        let index = self.start_in(&mut book, request, name)?;
+        self.wait_in(&mut book, index, name)
+    }
+
+    /// Finishes round `index` and all before it; returns its buffers. To be called once for each round.
+    pub(crate) fn wait(&self, index: u64, name: &str) -> Result<Completed, Error> {
+        self.wait_in(&mut self.book(), index, name)
+    }
+
+    fn start_in(&self, book: &mut Book, request: Request, name: &str) -> Result<u64, Error> {
+        self.check(book)?;
         self.rendezvous.fate().check()?;
         if let Err(error) = validate_in_memory(&request, self.rank, self.rendezvous.size(), self.world_rank()) {
-            return Err(self.fail(&mut book, error));
+            return Err(self.fail(book, error));
         }
         if book.started - book.finished == ROUNDS {
-            self.complete_oldest(&mut book, name)?;
+            self.complete_oldest(book, name)?;
         }
         let index = book.started;
         // SAFETY: this rank's only lane, under its lock, in order; at most `ROUNDS` rounds are in flight, so
         // `index - ROUNDS` has been completed.
         match unsafe { self.rendezvous.post(self.rank, index, Entry::new(request), name) } {
             Ok(()) => book.started += 1,
-            Err(error) => return Err(self.fail(&mut book, error)),
+            Err(error) => return Err(self.fail(book, error)),
         }
         Ok(index)
     }
 
-    /// Finishes round `index` and all before it; returns its buffers. To be called once for each round.
-    pub(crate) fn wait(&self, index: u64, name: &str) -> Result<Completed, Error> {
-        let mut book = self.book();
+    fn wait_in(&self, book: &mut Book, index: u64, name: &str) -> Result<Completed, Error> {
         while book.finished < index {
-            self.complete_oldest(&mut book, name)?;
+            self.complete_oldest(book, name)?;
         }
         if book.finished > index {
             return Ok(book.results.remove(&index).expect("a finished round is fetched once"));
         }
-        self.complete(&mut book, name)
+        self.complete(book, name)
     }
 
     /// Gives up the result of round `index`.

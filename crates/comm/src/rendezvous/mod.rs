@@ -42,10 +42,15 @@ enum Stage {
     Finished,
 }
 
-/// Per rank and stage, the number of rounds that have reached it. Written by that rank only, ever upwards; a line
-/// of its own keeps ranks from slowing each other's stores.
+/// How far a rank has come. Written by that rank only; a line of its own keeps ranks from slowing each other's stores.
 #[repr(align(128))]
-struct RoundProgress([AtomicU64; 4]);
+struct RoundProgress {
+    /// Per stage, the number of rounds that have reached it.
+    counters: [AtomicU64; 4],
+    /// Per row of the ring, a bit: whether the round there is a barrier. Peers that see the bits of all need not read their
+    /// entries.
+    barriers: AtomicU64,
+}
 
 /// One rank's place in one round, on lines of its own for the same reason.
 #[repr(align(128))]
@@ -78,7 +83,10 @@ impl Rendezvous {
     /// A meeting place for the ranks `members` of the world that shares `fate`.
     pub(crate) fn new(members: Vec<usize>, fate: Arc<Fate>) -> Self {
         let size = members.len();
-        let progress = (0..size).map(|_| RoundProgress(std::array::from_fn(|_| AtomicU64::new(0))));
+        let progress = (0..size).map(|_| RoundProgress {
+            counters: std::array::from_fn(|_| AtomicU64::new(0)),
+            barriers: AtomicU64::new(0),
+        });
         let cells = (0..size * ROUNDS as usize).map(|_| Cell(UnsafeCell::new(None)));
         Rendezvous {
             fate,
@@ -130,7 +138,11 @@ impl Rendezvous {
         }
         // SAFETY: the caller's own cell, which peers finished reading in round `index - ROUNDS` and will not read
         // for this round before the counter below says so.
+        let is_barrier = entry.lends_nothing();
         self.cell(rank, index).with_mut(|cell| unsafe { *cell = Some(entry) });
+        let (barriers, bit) = (&self.progress[rank].barriers, 1 << (index % ROUNDS));
+        let others = barriers.load(Ordering::Relaxed) & !bit;
+        barriers.store(if is_barrier { others | bit } else { others }, Ordering::Relaxed);
         self.arrive(rank, Stage::Posted, index);
         Ok(())
     }
@@ -142,16 +154,16 @@ impl Rendezvous {
     unsafe fn complete(&self, rank: usize, index: u64, name: &str) -> Result<Completed, Error> {
         let round = Round { rendezvous: self, rank, index, name };
         round.wait_for(Stage::Posted)?;
+        if (0..self.size()).all(|rank| self.is_barrier(rank, index)) {
+            self.arrive(rank, Stage::Finished, index);
+            return Ok(Completed::nothing());
+        }
         // SAFETY: all ranks have posted this round, and none takes its entry back before this one has finished.
         unsafe {
             round.check()?;
             moves::perform(&round)?;
         }
         self.arrive(rank, Stage::Finished, index);
-        // SAFETY: the caller's own entry, which it has not taken back.
-        if unsafe { round.entry(rank) }.lends_nothing() {
-            return Ok(Completed::nothing());
-        }
         round.wait_for(Stage::Finished)?;
         // SAFETY: the caller's own cell, which all ranks have finished with.
         let entry = self.cell(rank, index).with_mut(|cell| unsafe { (*cell).take() });
@@ -175,7 +187,12 @@ impl Rendezvous {
     }
 
     fn counter(&self, rank: usize, stage: Stage) -> &AtomicU64 {
-        &self.progress[rank].0[stage as usize]
+        &self.progress[rank].counters[stage as usize]
+    }
+
+    /// Whether rank `rank`'s part of round `index`, which is posted and not finished by the caller, is a barrier.
+    fn is_barrier(&self, rank: usize, index: u64) -> bool {
+        self.progress[rank].barriers.load(Ordering::Relaxed) >> (index % ROUNDS) & 1 == 1
     }
 
     /// Release: whoever reads the counter sees what this rank wrote before.
