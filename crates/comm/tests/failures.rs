@@ -364,7 +364,8 @@ fn a_failed_rank_does_not_go_on() {
     let (gave_up, caught_up) = (Barrier::new(2), Barrier::new(2));
     let clock = ManualClock::new();
     let errors = errors_of(Means::InPlace.world(2, HASTY, clock.clone()), |comm| {
-        let (first, second) = (comm.start(Request::barrier())?, comm.start(Request::barrier())?);
+        let start = || comm.start(Request::broadcast(0, vec![1.0f32]));
+        let (first, second) = (start()?, start()?);
         if comm.rank() == 0 {
             let error = first.wait().expect_err("rank 1 has posted, but does not finish");
             assert!(matches!(error, Error::Timeout { missing, .. } if missing == [1]));
