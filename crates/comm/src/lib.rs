@@ -89,7 +89,8 @@ pub trait Communicator: Send + Sync {
     /// Hands the buffers of `request` over to the group. May block while too many operations are in flight.
     ///
     /// # Errors
-    /// [`Error::Counts`] if the request contradicts itself, [`Error::Aborted`] after any failure in the world.
+    /// [`Error::Counts`] if the request contradicts itself, [`Error::Aborted`] after any failure in the world, and those of
+    /// [`Pending::wait`] where it blocks.
     fn start(&self, request: Request) -> Result<Pending, Error>;
 
     /// The same, awaited at once: an implementation may know how to do that with less bookkeeping.

@@ -79,6 +79,19 @@ fn rounds_are_used_again() {
     explore(rank, rank);
 }
 
+/// Cells of barriers are written again by barriers and by others, and the other way round.
+#[test]
+fn rounds_of_barriers_are_used_again() {
+    let rank: fn(Comm) = |comm| {
+        comm.barrier().expect("nobody fails");
+        exchange(&comm);
+        comm.barrier().expect("nobody fails");
+        comm.barrier().expect("nobody fails");
+        exchange(&comm);
+    };
+    explore(rank, rank);
+}
+
 /// The third start must first finish the oldest round, whose cell it takes.
 #[test]
 fn more_in_flight_than_rounds() {

@@ -28,6 +28,7 @@ pub(crate) use lane::Lane;
 
 /// Operations one rank may have in flight; starting more first finishes the oldest.
 pub(crate) const ROUNDS: u64 = if cfg!(loom) { 2 } else { 16 };
+const _: () = assert!(ROUNDS <= u64::BITS as u64, "a bit for each");
 
 /// How far a rank has come with a round.
 #[derive(Clone, Copy)]

@@ -325,12 +325,6 @@ pub(super) trait SumStore: Copy {
     /// The memory as bf16, if it is.
     fn as_bf16(data: *mut Self) -> Option<*mut bf16>;
 
-    /// Sixteen numbers in f32.
-    ///
-    /// # Safety
-    /// They exist, and the CPU has the instructions.
-    unsafe fn widened(from: *const Self) -> __m512;
-
     /// Stores `sums * scale`, added to what is at `start`, at the lanes of `mask`.
     ///
     /// # Safety
@@ -351,13 +345,6 @@ impl SumStore for f32 {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn widened(from: *const f32) -> __m512 {
-        // SAFETY: the caller's promise.
-        unsafe { _mm512_loadu_ps(from) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
     unsafe fn keep(to: *mut f32, mask: __mmask16, sums: __m512, scale: __m512, start: Option<*const f32>) {
         // SAFETY: the caller's promise.
         unsafe { store(to, mask, sums, scale, start) }
@@ -374,14 +361,6 @@ impl SumStore for bf16 {
 
     fn as_bf16(data: *mut bf16) -> Option<*mut bf16> {
         Some(data)
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn widened(from: *const bf16) -> __m512 {
-        // SAFETY: the caller's promise.
-        let numbers = unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast())) };
-        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(numbers))
     }
 
     #[inline]

@@ -35,6 +35,7 @@ pub(super) unsafe fn configure_tiles() {
 /// Sums of 32 rows by 32 columns, at an address that is a multiple of their size.
 #[repr(C, align(4096))]
 struct TileSums(MaybeUninit<[f32; 2 * SIDE * NR]>);
+const _: () = assert!(size_of::<TileSums>() == 4096, "by which the instructions know where sums end");
 
 /// Depths of `STEP` in which all of them are rounded, four rows in each.
 const ROUNDING_STEPS: usize = 8;
@@ -58,6 +59,7 @@ pub(super) unsafe fn multiply_by_tiles<T: SumStore>(c: MatMut<T>, a: FactorRows,
             // does not fill tiles goes through memory that does.
             unsafe {
                 let (c, b, onto) = (c.block(i, j, m, n), b.add(j * a.steps * SIDE), onto.block(i, j, m, n));
+                // Its own columns, which are near, if there is nothing to ask for.
                 let ahead = a.ahead(j / NR).unwrap_or(b.cast());
                 if let Some(to) = sums_in_place(c, onto) {
                     // Tiles take up what is in C.
@@ -133,8 +135,9 @@ impl<T: SumStore> WaitingSums<T> {
             // Unlike +0, it leaves a sum of -0 as it is.
             None => [_mm512_set1_ps(-0.0); 2],
             Some(start) if start.row_stride == 0 => {
+                let row = T::as_bf16(start.data.cast_mut())?;
                 // SAFETY: a start has numbers for all columns of C.
-                [0, SIDE].map(|j| unsafe { T::widened(start.data.add(j)) })
+                [0, SIDE].map(|j| unsafe { widened(row.add(j)) })
             }
             Some(_) => return None,
         };
@@ -149,7 +152,7 @@ impl<T: SumStore> WaitingSums<T> {
         let WaitingSums { c, sums, onto } = *self;
         let (scale, masks) = (_mm512_set1_ps(onto.alpha), [c.cols.min(16), c.cols.saturating_sub(16)].map(low_mask));
         for r in 0..c.rows {
-            for (half, mask) in masks.into_iter().enumerate() {
+            for (half, mask) in masks.into_iter().enumerate().take(c.cols.div_ceil(SIDE)) {
                 // SAFETY: the caller's promise; masks leave out what C does not have.
                 unsafe {
                     let sums = _mm512_load_ps(sums.add(r * NR + half * SIDE));
@@ -159,6 +162,18 @@ impl<T: SumStore> WaitingSums<T> {
             }
         }
     }
+}
+
+/// Sixteen numbers in f32.
+///
+/// # Safety
+/// They exist.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn widened(from: *const bf16) -> __m512 {
+    // SAFETY: the caller's promise.
+    let numbers = unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast())) };
+    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(numbers))
 }
 
 /// Where the instructions of [`tiles`] find their operands.
@@ -279,6 +294,48 @@ unsafe fn tiles(
     }
 }
 
+/// A row of sums, with the start added, rounded.
+macro_rules! rounded_row {
+    ($low:literal, $high:literal, $to:literal) => {
+        concat!(
+            concat!("vaddps zmm16, zmm18, [{from} + ", $low, "]\n"),
+            concat!("vaddps zmm17, zmm19, [{from} + ", $high, "]\n"),
+            "vcvtne2ps2bf16 zmm16, zmm17, zmm16\n",
+            concat!("vmovdqu64 [", $to, "], zmm16"),
+        )
+    };
+}
+
+/// A step of two tiles by two, with rows that are rounded meanwhile, and the end of a loop.
+macro_rules! rounding_step {
+    ($label:literal, [$($first_rows:expr),*] [$($last_rows:expr),*] [$($again:expr),*]) => {
+        concat!(
+            $label, "\n",
+            "tileloadd tmm4, [{a} + {a_line}]\n",
+            "tileloadd tmm6, [{b} + {b_line}]\n",
+            "tdpbf16ps tmm0, tmm4, tmm6\n",
+            $($first_rows, "\n",)*
+            "tileloadd tmm7, [{b_right} + {b_line}]\n",
+            "tdpbf16ps tmm1, tmm4, tmm7\n",
+            $($last_rows, "\n",)*
+            "prefetcht1 [{ahead}]\n",
+            "prefetcht1 [{ahead} + 64]\n",
+            "prefetcht1 [{ahead} + 128]\n",
+            "prefetcht1 [{ahead} + 192]\n",
+            "add {ahead}, 256\n",
+            "tileloadd tmm5, [{a_below} + {a_line}]\n",
+            "tdpbf16ps tmm2, tmm5, tmm6\n",
+            "tdpbf16ps tmm3, tmm5, tmm7\n",
+            "add {a}, {a_step}\n",
+            "add {a_below}, {a_step}\n",
+            "add {b}, 1024\n",
+            "add {b_right}, 1024\n",
+            "dec {steps}\n",
+            $($again, "\n",)*
+        )
+    };
+}
+
 /// Two tiles down by two to the right, set, while as many other sums are rounded: four rows of these in each of the first
 /// steps. Stores that come all at once would keep the next tiles waiting.
 ///
@@ -288,59 +345,22 @@ unsafe fn tiles(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn tiles_while_rounding(sums: *mut f32, (a, b, ahead): (FactorRows, *const u32, *const u8), before: Rounding) {
     let b_panel = a.steps * SQUARE * size_of::<u32>();
-    macro_rules! row {
-        ($low:literal, $high:literal, $to:literal) => {
-            concat!(
-                concat!("vaddps zmm16, zmm18, [{from} + ", $low, "]\n"),
-                concat!("vaddps zmm17, zmm19, [{from} + ", $high, "]\n"),
-                "vcvtne2ps2bf16 zmm16, zmm17, zmm16\n",
-                concat!("vmovdqu64 [", $to, "], zmm16"),
-            )
-        };
-    }
-    macro_rules! step {
-        ($label:literal, [$($first_rows:expr),*] [$($last_rows:expr),*] [$($again:expr),*]) => {
-            concat!(
-                $label, "\n",
-                "tileloadd tmm4, [{a} + {a_line}]\n",
-                "tileloadd tmm6, [{b} + {b_line}]\n",
-                "tdpbf16ps tmm0, tmm4, tmm6\n",
-                $($first_rows, "\n",)*
-                "tileloadd tmm7, [{b_right} + {b_line}]\n",
-                "tdpbf16ps tmm1, tmm4, tmm7\n",
-                $($last_rows, "\n",)*
-                "prefetcht1 [{ahead}]\n",
-                "prefetcht1 [{ahead} + 64]\n",
-                "prefetcht1 [{ahead} + 128]\n",
-                "prefetcht1 [{ahead} + 192]\n",
-                "add {ahead}, 256\n",
-                "tileloadd tmm5, [{a_below} + {a_line}]\n",
-                "tdpbf16ps tmm2, tmm5, tmm6\n",
-                "tdpbf16ps tmm3, tmm5, tmm7\n",
-                "add {a}, {a_step}\n",
-                "add {a_below}, {a_step}\n",
-                "add {b}, 1024\n",
-                "add {b_right}, 1024\n",
-                "dec {steps}\n",
-                $($again, "\n",)*
-            )
-        };
-    }
     // SAFETY: the caller's promise. The loops read the panels from first to last.
     unsafe {
         asm!(
             "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-            step!(
+            rounding_step!(
                 "2:",
-                [row!("0", "64", "{to}"), row!("128", "192", "{to} + {to_line}"), "lea {to}, [{to} + 2 * {to_line}]"]
-                [row!("256", "320", "{to}"), row!("384", "448", "{to} + {to_line}"), "lea {to}, [{to} + 2 * {to_line}]",
-                 "add {from}, 512"]
+                [rounded_row!("0", "64", "{to}"), rounded_row!("128", "192", "{to} + {to_line}"),
+                 "lea {to}, [{to} + 2 * {to_line}]"]
+                [rounded_row!("256", "320", "{to}"), rounded_row!("384", "448", "{to} + {to_line}"),
+                 "lea {to}, [{to} + 2 * {to_line}]", "add {from}, 512"]
                 // To the end of the sums.
                 ["test {from}, 4095", "jnz 2b"]
             ),
             "test {steps}, {steps}",
             "jz 4f",
-            step!("3:", [] [] ["jnz 3b"]),
+            rounding_step!("3:", [] [] ["jnz 3b"]),
             "4:",
             // A row of sums is as long as two lines of B.
             "tilestored [{sums} + 2 * {b_line}], tmm0",

@@ -310,21 +310,28 @@ fn other_kernels_start_from_a_row_too() {
 /// Instructions for bf16 make zeros of sums below the smallest normal number, and keep their sign.
 #[test]
 fn the_sign_of_a_zero_does_not_depend_on_the_division() {
-    let (m, n, k) = (7, 70, 40);
     let tiny = |len: usize, sign: f32| vec![round(sign * 1e-20); len];
-    let (a, b) = (tiny(m * k, -1.0), tiny(k * n, 1.0));
-    let a = View::of(Numbers::Bf16(&a), m, k, k);
-    let b = View::of(Numbers::Bf16(&b), k, n, n);
-    for kernel in all_kernels(true) {
-        let product = |blocks: ProductBlocks| {
-            let mut c = vec![1.0f32; m * n];
-            let to = mat_mut(&mut c, n, a, b);
-            // SAFETY: `mat_mut` checks the shapes, and the CPU has the kernel.
-            unsafe { kernel.multiply(to, (a.factor(), b.factor()), SET.onto(to), blocks) };
-            c.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
-        };
-        let [want, others @ ..] = all_blocks().map(product);
-        others.iter().for_each(|other| assert_eq!(*other, want, "{kernel:?}"));
+    for (m, n, k) in [(7, 70, 40), (70, 130, 300)] {
+        let (a, b) = (tiny(m * k, -1.0), tiny(k * n, 1.0));
+        let a = View::of(Numbers::Bf16(&a), m, k, k);
+        let b = View::of(Numbers::Bf16(&b), k, n, n);
+        for kernel in all_kernels(true) {
+            let product = |blocks: ProductBlocks| {
+                let (mut wide, mut half) = (vec![1.0f32; m * n], vec![bf16::ONE; m * n]);
+                let factors = (a.factor(), b.factor());
+                let (to, to_half) = (mat_mut(&mut wide, n, a, b), mat_mut(&mut half, n, a, b));
+                // SAFETY: `mat_mut` checks the shapes, and the CPU has the kernel.
+                unsafe {
+                    kernel.multiply(to, factors, SET.onto(to), blocks);
+                    kernel.multiply(to_half, factors, SET.onto(to_half), blocks);
+                }
+                let half: Vec<u16> = half.iter().map(|x| x.to_bits()).collect();
+                (wide.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), half)
+            };
+            let [want, others @ ..] = all_blocks().map(product);
+            others.iter().for_each(|other| assert!(*other == want, "{kernel:?} {m} {n} {k}"));
+            assert!(want.1.iter().all(|x| *x == want.1[0]), "{kernel:?} {m} {n} {k}");
+        }
     }
 }
 
