@@ -137,9 +137,9 @@ impl Rendezvous {
             // A round without buffers was completed while peers could still read the entry.
             Round { rendezvous: self, rank, index: index - ROUNDS, name }.wait_for(Stage::Finished)?;
         }
+        let is_barrier = entry.lends_nothing();
         // SAFETY: the caller's own cell, which peers finished reading in round `index - ROUNDS` and will not read
         // for this round before the counter below says so.
-        let is_barrier = entry.lends_nothing();
         self.cell(rank, index).with_mut(|cell| unsafe { *cell = Some(entry) });
         let (barriers, bit) = (&self.progress[rank].barriers, 1 << (index % ROUNDS));
         let others = barriers.load(Ordering::Relaxed) & !bit;

@@ -189,6 +189,42 @@ struct TileOperands {
     ahead: *const u8,
 }
 
+/// A step of two tiles by two, with what is done between its instructions; the next rows of A are asked for.
+macro_rules! two_by_two {
+    ([$($first:expr),*] [$($second:expr),*]) => {
+        concat!(
+            "tileloadd tmm4, [{a} + {a_line}]\n",
+            "tileloadd tmm6, [{b} + {b_line}]\n",
+            "tdpbf16ps tmm0, tmm4, tmm6\n",
+            $($first, "\n",)*
+            "tileloadd tmm7, [{b_right} + {b_line}]\n",
+            "tdpbf16ps tmm1, tmm4, tmm7\n",
+            $($second, "\n",)*
+            "prefetcht1 [{ahead}]\n",
+            "prefetcht1 [{ahead} + 64]\n",
+            "prefetcht1 [{ahead} + 128]\n",
+            "prefetcht1 [{ahead} + 192]\n",
+            "add {ahead}, 256\n",
+            "tileloadd tmm5, [{a_below} + {a_line}]\n",
+            "tdpbf16ps tmm2, tmm5, tmm6\n",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+        )
+    };
+}
+
+/// Goes on to the next step, and tells whether there is one.
+macro_rules! next_step {
+    () => {
+        concat!(
+            "add {a}, {a_step}\n",
+            "add {a_below}, {a_step}\n",
+            "add {b}, 1024\n",
+            "add {b_right}, 1024\n",
+            "dec {steps}",
+        )
+    };
+}
+
 /// Loads or clears the sums, runs a step for every 32 of k, and stores the sums: those in tiles 0 to 3, rows in 4 and 5,
 /// columns in 6 and 7.
 macro_rules! run {
@@ -199,18 +235,14 @@ macro_rules! run {
             run!(@ $operands, ["tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3"] $step $keep);
         }
     };
-    (@ $operands:ident, [$($load:literal),*] [$($step:literal),*] [$($keep:literal),*]) => {
+    (@ $operands:ident, [$($load:literal),*] [$($step:expr),*] [$($keep:literal),*]) => {
         // SAFETY: the caller's promise. The loop reads the panels from first to last.
         unsafe {
             asm!(
                 $($load,)*
                 "2:",
                 $($step,)*
-                "add {a}, {a_step}",
-                "add {a_below}, {a_step}",
-                "add {b}, 1024",
-                "add {b_right}, 1024",
-                "dec {steps}",
+                next_step!(),
                 "jnz 2b",
                 $($keep,)*
                 // Not every case names all of them in instructions.
@@ -263,11 +295,7 @@ unsafe fn tiles(
             operands, accumulate,
             ["tileloadd tmm0, [{c} + {c_line}]", "tileloadd tmm1, [{c} + {c_line} + 64]",
              "tileloadd tmm2, [{c_below} + {c_line}]", "tileloadd tmm3, [{c_below} + {c_line} + 64]"]
-            ["tileloadd tmm4, [{a} + {a_line}]", "tileloadd tmm6, [{b} + {b_line}]", "tdpbf16ps tmm0, tmm4, tmm6",
-             "tileloadd tmm7, [{b_right} + {b_line}]", "tdpbf16ps tmm1, tmm4, tmm7",
-             "prefetcht1 [{ahead}]", "prefetcht1 [{ahead} + 64]", "prefetcht1 [{ahead} + 128]",
-             "prefetcht1 [{ahead} + 192]", "add {ahead}, 256",
-             "tileloadd tmm5, [{a_below} + {a_line}]", "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7"]
+            [two_by_two!([] [])]
             ["tilestored [{c} + {c_line}], tmm0", "tilestored [{c} + {c_line} + 64], tmm1",
              "tilestored [{c_below} + {c_line}], tmm2", "tilestored [{c_below} + {c_line} + 64], tmm3"]
         ),
@@ -306,36 +334,6 @@ macro_rules! rounded_row {
     };
 }
 
-/// A step of two tiles by two, with rows that are rounded meanwhile, and the end of a loop.
-macro_rules! rounding_step {
-    ($label:literal, [$($first_rows:expr),*] [$($last_rows:expr),*] [$($again:expr),*]) => {
-        concat!(
-            $label, "\n",
-            "tileloadd tmm4, [{a} + {a_line}]\n",
-            "tileloadd tmm6, [{b} + {b_line}]\n",
-            "tdpbf16ps tmm0, tmm4, tmm6\n",
-            $($first_rows, "\n",)*
-            "tileloadd tmm7, [{b_right} + {b_line}]\n",
-            "tdpbf16ps tmm1, tmm4, tmm7\n",
-            $($last_rows, "\n",)*
-            "prefetcht1 [{ahead}]\n",
-            "prefetcht1 [{ahead} + 64]\n",
-            "prefetcht1 [{ahead} + 128]\n",
-            "prefetcht1 [{ahead} + 192]\n",
-            "add {ahead}, 256\n",
-            "tileloadd tmm5, [{a_below} + {a_line}]\n",
-            "tdpbf16ps tmm2, tmm5, tmm6\n",
-            "tdpbf16ps tmm3, tmm5, tmm7\n",
-            "add {a}, {a_step}\n",
-            "add {a_below}, {a_step}\n",
-            "add {b}, 1024\n",
-            "add {b_right}, 1024\n",
-            "dec {steps}\n",
-            $($again, "\n",)*
-        )
-    };
-}
-
 /// Two tiles down by two to the right, set, while as many other sums are rounded: four rows of these in each of the first
 /// steps. Stores that come all at once would keep the next tiles waiting.
 ///
@@ -349,18 +347,23 @@ unsafe fn tiles_while_rounding(sums: *mut f32, (a, b, ahead): (FactorRows, *cons
     unsafe {
         asm!(
             "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-            rounding_step!(
-                "2:",
+            "2:",
+            two_by_two!(
                 [rounded_row!("0", "64", "{to}"), rounded_row!("128", "192", "{to} + {to_line}"),
                  "lea {to}, [{to} + 2 * {to_line}]"]
                 [rounded_row!("256", "320", "{to}"), rounded_row!("384", "448", "{to} + {to_line}"),
                  "lea {to}, [{to} + 2 * {to_line}]", "add {from}, 512"]
-                // To the end of the sums.
-                ["test {from}, 4095", "jnz 2b"]
             ),
+            next_step!(),
+            // To the end of the sums.
+            "test {from}, 4095",
+            "jnz 2b",
             "test {steps}, {steps}",
             "jz 4f",
-            rounding_step!("3:", [] [] ["jnz 3b"]),
+            "3:",
+            two_by_two!([] []),
+            next_step!(),
+            "jnz 3b",
             "4:",
             // A row of sums is as long as two lines of B.
             "tilestored [{sums} + 2 * {b_line}], tmm0",
