@@ -1,8 +1,10 @@
 //! Times one MoE layer, forward and backward, while some experts get far more rows than others, over links that charge
-//! for messages: plainly, with the smart schedule, with shadowing, and with both.
+//! for messages: plainly, with the smart schedule, with shadowing, and with both; each with ranks that keep their threads to
+//! themselves, and with ranks whose threads stand by while they wait (`parallel.standby`).
 //!
 //! ```text
 //! cargo bench --bench skew -- [--ranks 2] [--gbytes-per-s 0.125] [--latency-us 50] [--tokens 4096] [--steps 9]
+//! cargo bench --bench skew -- --gbytes-per-s 0         messages cost what they cost between threads
 //! ```
 //!
 //! A token's two experts are drawn without return with chances that fall as `1 / rank^s` (Zipf) for several s; rank 0
@@ -79,8 +81,14 @@ fn main() -> Result<()> {
         gbytes_per_s: flags.get("--gbytes-per-s", 0.125),
     };
     let threads = (flags.get("--threads", 2) / ranks).max(1);
-    let config = parallel::Config { threads: Some(threads), link: Some(link), ..parallel::Config::of(ranks, ranks) };
-    for exponent in EXPONENTS {
+    let of = |standby| parallel::Config {
+        threads: Some(threads),
+        link: (link.gbytes_per_s > 0.0).then_some(link),
+        standby,
+        ..parallel::Config::of(ranks, ranks)
+    };
+    for (exponent, standby) in EXPONENTS.into_iter().flat_map(|exponent| [(exponent, false), (exponent, true)]) {
+        let config = of(standby);
         let runs = launch::run(&config, |rank| measure(&rank, exponent, tokens / ranks, flags.steps()));
         let runs = launch::first_cause(runs, |_| false).map_err(|failure| anyhow!("{failure}"))?;
         for (way, name) in WAYS.iter().enumerate() {
@@ -89,16 +97,21 @@ fn main() -> Result<()> {
             let ms: Vec<f64> = (WARM_UP..WARM_UP + flags.steps()).map(slowest).collect();
             let measured = Measured {
                 workload: &format!(
-                    "moe layer S{tokens} M{MODEL} F{INNER} k{K} E{EXPERTS} x{ranks}, zipf {exponent}, {name}"
+                    "moe layer S{tokens} M{MODEL} F{INNER} k{K} E{EXPERTS} x{ranks}, zipf {exponent}, {name}{}",
+                    if standby { ", standby" } else { "" }
                 ),
                 tokens,
                 ms: &ms,
                 losses: &[],
-                notes: format!("emulated link of {} us and {} GB/s", link.latency_us, link.gbytes_per_s),
+                notes: match config.link {
+                    Some(link) => format!("emulated link of {} us and {} GB/s", link.latency_us, link.gbytes_per_s),
+                    None => "no emulated link".to_owned(),
+                },
             };
             measured.print(json!({
                 "zipf": exponent,
                 "way": name,
+                "standby": standby,
                 "shadowed": runs[0][way].shadowed,
                 "busiest_rank_share": runs[0][way].busiest,
             }));

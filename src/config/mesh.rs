@@ -5,7 +5,7 @@ use super::rules::{Rule, Unused, conflict, list_fits};
 use super::zero::is_alone;
 use crate::limits::{Finding, common_divisor, divisors, nearest_of};
 use crate::moe::ScheduleKind;
-use crate::parallel::{AllToAll, Exchange, PerLayer};
+use crate::parallel::{AllToAll, Backend, Exchange, PerLayer};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -298,6 +298,10 @@ fn gradients_stay(config: &Config) -> Option<&'static str> {
         .or(experts_alone.then_some("experts alone are trained, and each is on one rank alone"))
 }
 
+fn accelerators_compute(config: &Config) -> Option<&'static str> {
+    (config.parallel.backend != Backend::Cpu).then_some("only the CPU's threads do each other's work")
+}
+
 /// Nothing travels to an expert where every rank has all of them.
 fn rows_stay(config: &Config) -> Option<&'static str> {
     (config.parallel.expert.largest() == 1).then_some("with parallel.expert = 1 no row travels to another rank")
@@ -404,6 +408,11 @@ pub(super) const UNUSED: &[Unused] = &[
         key: "parallel.all_to_all",
         reads: &["parallel.all_to_all", "parallel.expert", "parallel.exchange"],
         because: all_to_alls_stay,
+    },
+    Unused {
+        key: "parallel.standby",
+        reads: &["parallel.ranks", "parallel.backend"],
+        because: |config| one_rank(config).or(no_experts(config)).or(accelerators_compute(config)),
     },
     Unused { key: "parallel.bucket_bytes", reads: HELD_BY, because: gradients_stay },
     Unused { key: "parallel.overlap", reads: HELD_BY, because: gradients_stay },

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use guildhall_tensor::{Blocking, CudaDevice, Device, EngineError, cuda_devices};
+use guildhall_tensor::{Blocking, CudaDevice, Device, EngineError, Standby, cuda_devices};
 
 use crate::parallel::Backend;
 
@@ -34,20 +34,29 @@ pub(super) fn gpus(backend: Backend) -> Result<Vec<CudaDevice>, EngineError> {
     Ok(if new.is_empty() { old } else { new })
 }
 
-/// The device of the rank at this place among those of its node, whose products use up to `threads` threads. GPUs are dealt
-/// out in turn.
+/// A rank's part of the machine.
+pub(super) struct Share {
+    /// For products.
+    pub threads: usize,
+    pub blocking: Blocking,
+    /// What does parts of its work while other ranks of its process wait.
+    pub standby: Option<Arc<Standby>>,
+}
+
+/// The device of the rank at this place among those of its node. GPUs are dealt out in turn.
 ///
 /// # Errors
 /// If this machine lacks what the backend needs.
-pub(super) fn device(backend: Backend, share: (usize, Blocking), place: usize) -> Result<Arc<Device>, MissingBackend> {
+pub(super) fn device(backend: Backend, share: Share, place: usize) -> Result<Arc<Device>, MissingBackend> {
     open(backend, share, place).map(|first| first.device)
 }
 
-fn open(backend: Backend, (threads, blocking): (usize, Blocking), place: usize) -> Result<OpenBackend, MissingBackend> {
+fn open(backend: Backend, share: Share, place: usize) -> Result<OpenBackend, MissingBackend> {
+    let Share { threads, blocking, standby } = share;
     let missing = |reason| MissingBackend { backend, reason };
     let gpus = gpus(backend).map_err(missing)?;
     let device = match backend {
-        Backend::Cpu => Ok(Device::blocked(threads, blocking)),
+        Backend::Cpu => Ok(Device::beside(threads, blocking, standby)),
         Backend::Simulated => Device::simulated(threads),
         Backend::Cuda => {
             let number = gpus.get(place % gpus.len().max(1)).map_or(0, |gpu| gpu.number);
@@ -76,5 +85,5 @@ impl OpenBackend {
 /// # Errors
 /// As of the device of a rank.
 pub fn open_backend(backend: Backend, threads: usize) -> Result<OpenBackend, MissingBackend> {
-    open(backend, (threads, Blocking::default()), 0)
+    open(backend, Share { threads, blocking: Blocking::default(), standby: None }, 0)
 }

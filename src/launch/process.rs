@@ -11,14 +11,16 @@ use std::time::Duration;
 use guildhall_comm::control::{ControlLane, Received, Signal, mailbox};
 use guildhall_comm::threads::{self, Options};
 use guildhall_comm::{Clock, Communicator, DeviceTrouble, Failure, SystemClock};
-use guildhall_tensor::{Blocking, DeviceFailure, on_device};
+use guildhall_tensor::{Blocking, DeviceFailure, Standby, on_device};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::backend::Share;
 use super::carriers::{DevicePath, between_processes, told, within_a_process};
 use super::ending::{Ending, verdict};
 use super::heard::{Heard, PULSE};
 use super::node::{RankPlace, places_on};
+use super::standby::standing_by;
 use super::standstill::{DiskPatience, ThreadWatch};
 use super::{GiveUp, Rank, Refusal, RunFailure, Tellable, rank_of, share_of_cores};
 use crate::parallel::{self, Nodes};
@@ -53,6 +55,8 @@ pub struct Process {
     places: Vec<usize>,
     runs_alone: bool,
     blocking: Blocking,
+    /// What has the threads of ranks that wait.
+    standby: Option<Arc<Standby>>,
     /// Of what is in GPUs' memory, from rank to rank.
     path: DevicePath,
 }
@@ -62,13 +66,14 @@ impl Process {
     pub fn whole(config: &parallel::Config) -> Process {
         let timeout = Duration::from_secs(config.timeout_s);
         let path = within_a_process(config).unwrap_or(DevicePath::Own);
-        let worlds = threads::world(config.ranks, Options { timeout });
+        let (clock, standby) = standing_by(config, share_of_cores(config, config.ranks));
+        let worlds = threads::world_by(clock, config.ranks, Options { timeout });
         let members = path
             .of_threads(worlds, timeout)
             .into_iter()
             .zip(mailbox::lanes(config.ranks))
             .map(|(world, lane)| Member { world, lane });
-        Process { path, ..Process::of_members(members.collect(), config) }
+        Process { path, standby, ..Process::of_members(members.collect(), config) }
     }
 
     /// Some ranks of a world, of which other processes have the others. Collective over the processes.
@@ -133,6 +138,7 @@ impl Process {
             disks: DiskPatience::ENDLESS,
             runs_alone: false,
             blocking: Blocking::default(),
+            standby: None,
             path: DevicePath::Own,
             places: (0..ranks).collect(),
         }
@@ -309,7 +315,8 @@ impl Process {
             let work = || {
                 let facts = (is_first_here, self.runs_alone, self.disks);
                 let place = self.places[world.rank()];
-                let rank = rank_of(world.clone(), config, (&self.nodes, place), (threads, self.blocking), facts);
+                let share = Share { threads, blocking: self.blocking, standby: self.standby.clone() };
+                let rank = rank_of(world.clone(), config, (&self.nodes, place), share, facts);
                 self.path.begin(&world, &rank.device, self.timeout).unwrap_or_else(|failure| failure.raise());
                 let result = f(rank.clone());
                 if result.is_ok() {

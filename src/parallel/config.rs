@@ -55,6 +55,9 @@ pub struct Config {
     /// Compute threads per rank; absent means cores divided by ranks.
     #[serde(default)]
     pub threads: Option<usize>,
+    /// Whether ranks' threads, while they wait for each other in one process, do parts of each other's experts.
+    #[serde(default = "default_standby")]
+    pub standby: bool,
     /// Whether sequences move to other tensor groups behind MoE layers.
     #[serde(default)]
     pub migrate: Migrate,
@@ -229,6 +232,7 @@ impl Config {
             backend: Backend::default(),
             transport: GpuTransport::default(),
             threads: None,
+            standby: default_standby(),
             migrate: Migrate::Off,
             migrate_candidates: None,
             migrate_slack: default_migrate_slack(),
@@ -270,6 +274,10 @@ fn one() -> usize {
 
 fn default_replace_gain() -> f64 {
     0.05
+}
+
+fn default_standby() -> bool {
+    true
 }
 
 fn default_migrate_slack() -> f64 {

@@ -111,6 +111,7 @@ pub(super) const KNOBS: &[Knob] = &[
         reorders_beside: &["schedule", "shadowing", "exchange", "migrate"],
         ..knob("drop_duplicates", NumericChange::Nothing, |_, _| of("moe.drop_duplicates", &["true", "false"]))
     },
+    knob("standby", NumericChange::Nothing, |_, _| of("parallel.standby", &["true", "false"])),
     knob("overlap", NumericChange::Nothing, |_, _| of("parallel.overlap", &["true", "false"])),
     knob("bucket_bytes", NumericChange::Nothing, |_, _| of("parallel.bucket_bytes", &["2097152", "1"])),
     knob("zero", NumericChange::Nothing, |_, _| zero()),

@@ -610,6 +610,7 @@ fn what_one_rank_has_no_use_for_is_announced() {
     let keys = [
         ("parallel", "overlap = false"),
         ("parallel", "bucket_bytes = 99"),
+        ("parallel", "standby = false"),
         ("parallel", "link = { latency_us = 1, gbytes_per_s = 1 }"),
         ("parallel", "node_link = { ranks_per_node = 2, latency_us = 1, gbytes_per_s = 1 }"),
         ("parallel", "sequence = true"),
@@ -705,7 +706,9 @@ fn links_are_whole_and_in_use() {
     wrong(&nodes(0), &["parallel.node_link.ranks_per_node = 0", "the nearest valid value is 1"]);
     wrong(&nodes(4), &["parallel.node_link", "nothing uses it: all ranks are on one node"]);
     check(RECIPE, &[&nodes(1), &link("1", "1")], &[&["parallel.link", "every message crosses nodes"]]);
-    for idle in ["parallel.bucket_bytes=9", "parallel.overlap=false", &link("1", "1"), &nodes(2)] {
+    for idle in
+        ["parallel.bucket_bytes=9", "parallel.overlap=false", "parallel.standby=false", &link("1", "1"), &nodes(2)]
+    {
         let given = ["parallel.ranks=1", "parallel.expert=1", idle];
         check(RECIPE, &given, &[&["nothing uses it: parallel.ranks = 1 has nobody to send to"]]);
     }
@@ -924,6 +927,7 @@ fn a_resumed_run_may_change_only_what_does_not_reach_the_numbers() {
         "parallel.threads=1",
         "parallel.timeout_s=9",
         "parallel.bucket_bytes=1",
+        "parallel.standby=false",
         "parallel.overlap=false",
         "parallel.link={latency_us=1,gbytes_per_s=1}",
         "data.cache=there",

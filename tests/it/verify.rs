@@ -72,6 +72,7 @@ fn a_recipe_is_the_same_in_every_layout() {
         "condense above 1",
         "condense 0.8",
         "dtype bf16",
+        "standby false",
         "overlap false",
         "bucket_bytes 1",
         "between_steps evaluation",

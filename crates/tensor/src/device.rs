@@ -13,7 +13,11 @@ use crate::cpu::gemm::Blocking;
 use crate::gpu::{EngineError, Gpu, SimulatedLimits};
 use crate::kernel_times::{KernelTime, KernelTimes};
 use crate::pool::Free;
+use crate::standby::Standby;
 use crate::team::Team;
+
+/// So many parts for each thread leave something to do for threads that come later.
+const GUEST_RUNS: usize = 4;
 
 /// Threads and memory of one rank. Cheap to share; every tensor holds one.
 #[derive(Debug)]
@@ -21,6 +25,8 @@ pub struct Device {
     threads: usize,
     /// There once some work has been shared.
     team: OnceLock<Team>,
+    /// What does parts of its work while other ranks wait.
+    standby: Option<Arc<Standby>>,
     blocking: Blocking,
     engine: Engine,
     is_wide: bool,
@@ -52,19 +58,24 @@ impl Device {
 
     /// The same, whose products are divided as its processor does best.
     pub fn blocked(threads: usize, blocking: Blocking) -> Arc<Device> {
+        Device::beside(threads, blocking, None)
+    }
+
+    /// The same of one rank of several in a process: while others wait, their threads do parts of its experts' work.
+    pub fn beside(threads: usize, blocking: Blocking, standby: Option<Arc<Standby>>) -> Arc<Device> {
         assert!(threads > 0, "a device needs at least one thread");
-        Device::with(threads, blocking, Engine::Host)
+        Device::made(threads, (blocking, standby), Engine::Host, false)
     }
 
     /// A device whose tensors have sizes and no elements: everything that runs on it allocates, charges and counts as it
     /// would on the host with as many threads, and computes nothing.
     pub fn sizes(threads: usize) -> Arc<Device> {
-        Device::with(threads, Blocking::default(), Engine::Sizes(Books::default()))
+        Device::sizes_of(threads, false)
     }
 
     /// The same where an accelerator would allocate, charge and count, if it `is_wide`.
     pub fn sizes_of(threads: usize, is_wide: bool) -> Arc<Device> {
-        Device::made(threads, Blocking::default(), Engine::Sizes(Books::default()), is_wide)
+        Device::made(threads, <_>::default(), Engine::Sizes(Books::default()), is_wide)
     }
 
     /// A device whose kernels are those of accelerators, compiled for the host and run there in memory that is not the
@@ -94,21 +105,22 @@ impl Device {
     }
 
     pub(crate) fn accelerated(threads: usize, gpu: Gpu) -> Arc<Device> {
-        Device::with(threads, Blocking::default(), Engine::Accelerator(gpu))
+        Device::made(threads, <_>::default(), Engine::Accelerator(gpu), true)
     }
 
-    fn with(threads: usize, blocking: Blocking, engine: Engine) -> Arc<Device> {
-        let is_wide = matches!(engine, Engine::Accelerator(_));
-        Device::made(threads, blocking, engine, is_wide)
-    }
-
-    fn made(threads: usize, blocking: Blocking, engine: Engine, is_wide: bool) -> Arc<Device> {
+    fn made(
+        threads: usize,
+        (blocking, standby): (Blocking, Option<Arc<Standby>>),
+        engine: Engine,
+        is_wide: bool,
+    ) -> Arc<Device> {
         let (multiply_adds, crossings) = (AtomicU64::new(0), AtomicU64::new(0));
         let (account, free, scope) = (Account::new(), Mutex::default(), Mutex::new("".into()));
         let (times, team) = (OnceLock::new(), OnceLock::new());
         Arc::new(Device {
             threads,
             team,
+            standby,
             blocking,
             engine,
             is_wide,
@@ -119,6 +131,11 @@ impl Device {
             scope,
             times,
         })
+    }
+
+    /// What does parts of its work while other ranks of its process wait.
+    pub fn standby(&self) -> Option<&Arc<Standby>> {
+        self.standby.as_ref()
     }
 
     /// How products are divided.
@@ -306,12 +323,17 @@ impl Device {
         self.share((0..parts).map(|part| n * part / parts..n * (part + 1) / parts), f);
     }
 
+    /// Parts of work that does not depend on how it is divided: more than threads where threads of other ranks may come.
+    pub(crate) fn runs(&self) -> usize {
+        if self.standby.is_some() { GUEST_RUNS * self.threads } else { self.threads }
+    }
+
     /// Calls `f` with each part, on those of the device's threads that are free, and returns when all have returned.
     pub(crate) fn share<P>(&self, parts: P, f: impl Fn(P::Item) + Sync)
     where
         P: IntoIterator<Item: Send, IntoIter: Send>,
     {
-        self.team.get_or_init(|| Team::new(self.threads)).share(parts, f);
+        self.team.get_or_init(|| Team::beside(self.threads, self.standby.clone())).share(parts, f);
     }
 }
 

@@ -11,6 +11,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::standby::Standby;
+
 /// How often a thread that waits looks before it lets others run between its looks.
 const LOOKS_AT_ONCE: u32 = 100;
 /// How long it does that before it sleeps.
@@ -21,15 +23,17 @@ const AWAKE: Duration = Duration::from_micros(200);
 pub(crate) struct Team {
     desk: Arc<TeamDesk>,
     helpers: Vec<JoinHandle<()>>,
+    /// Where guests come from.
+    standby: Option<Arc<Standby>>,
 }
 
 /// What is asked of helpers, and how many are at it.
 #[derive(Debug, Default)]
-struct TeamDesk {
+pub(crate) struct TeamDesk {
     order: Mutex<TeamOrder>,
     /// Changes with every order; helpers look at it without the lock.
     number: AtomicU64,
-    /// Helpers at work; grows only under the lock.
+    /// Helpers and guests at work; grows only under the lock.
     at_work: AtomicUsize,
     /// Whether a thread waits for helpers, asleep.
     is_awaited: AtomicBool,
@@ -53,9 +57,12 @@ struct TeamOrder {
     is_over: bool,
 }
 
-/// A reference to what does parts until none is left. It lives until no helper is at work and none can begin.
+/// What does parts until none is left, or until whoever does them is told to leave by its argument; says whether none is left.
+type Parts<'a> = dyn Fn(&dyn Fn() -> bool) -> bool + Sync + 'a;
+
+/// A reference to it. It lives until nobody is at work and nobody can begin.
 #[derive(Debug, Clone, Copy)]
-struct TeamJob(*const (dyn Fn() + Sync));
+struct TeamJob(*const Parts<'static>);
 
 // SAFETY: what it points to may be called from several threads.
 unsafe impl Send for TeamJob {}
@@ -63,6 +70,11 @@ unsafe impl Send for TeamJob {}
 impl Team {
     /// For so many threads, one of which is whoever shares work. Where the system gives fewer, those there are do all of it.
     pub(crate) fn new(threads: usize) -> Team {
+        Team::beside(threads, None)
+    }
+
+    /// The same, to which guests may come.
+    pub(crate) fn beside(threads: usize, standby: Option<Arc<Standby>>) -> Team {
         let desk = Arc::<TeamDesk>::default();
         let of = thread::current().name().unwrap_or("device").to_owned();
         let start = |number: usize| {
@@ -70,7 +82,7 @@ impl Team {
             thread::Builder::new().name(format!("{of} k{number}")).spawn(move || desk.help())
         };
         let helpers = (1..threads).map_while(|number| start(number).ok()).collect();
-        Team { desk, helpers }
+        Team { desk, helpers, standby }
     }
 
     /// Calls `f` with each part, on several threads at once, and returns when all have returned. A panic is passed on when
@@ -83,18 +95,23 @@ impl Team {
         let parts = parts.into_iter();
         let most = parts.size_hint().1.unwrap_or(usize::MAX);
         let helpers = self.helpers.len().min(most.saturating_sub(1));
-        if helpers == 0 || self.desk.is_busy.swap(true, Ordering::Acquire) {
+        let standby = self.standby.as_ref().filter(|_| most > 1);
+        if helpers == 0 && standby.is_none() || self.desk.is_busy.swap(true, Ordering::Acquire) {
             return parts.for_each(f);
         }
         let parts = Mutex::new(parts);
         let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let work = || {
-            while let Some(part) = next() {
+        let work = |may_go_on: &dyn Fn() -> bool| {
+            while may_go_on() {
+                let Some(part) = next() else { return true };
                 f(part);
             }
+            false
         };
-        self.desk.open(helpers, &work);
-        self.desk.attempt(&work);
+        let number = self.desk.open(helpers, &work);
+        standby.inspect(|standby| standby.post(&self.desk, number));
+        self.desk.attempt(|| work(&|| true));
+        standby.inspect(|standby| standby.withdraw(&self.desk));
         let panic = self.desk.close();
         self.desk.is_busy.store(false, Ordering::Release);
         if let Some(panic) = panic {
@@ -121,17 +138,18 @@ impl TeamDesk {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets so many helpers begin with `job`, which the caller keeps until the order is closed.
-    fn open(&self, helpers: usize, job: &(dyn Fn() + Sync)) {
+    /// Lets so many helpers begin with `job`, which the caller keeps until the order is closed, and says the order's number.
+    fn open(&self, helpers: usize, job: &Parts) -> u64 {
         // SAFETY: only the lifetime changes, and `Team::share` closes every order before it ends, whatever panics.
-        let job = unsafe { std::mem::transmute::<&(dyn Fn() + Sync), &'static (dyn Fn() + Sync)>(job) };
+        let job = unsafe { std::mem::transmute::<&Parts, &'static Parts<'static>>(job) };
         let mut order = self.lock();
         (order.job, order.wanted) = (Some(TeamJob(job)), helpers);
         order.number += 1;
         self.number.store(order.number, Ordering::Release);
-        let asleep = order.asleep.min(helpers);
+        let (number, asleep) = (order.number, order.asleep.min(helpers));
         drop(order);
         (0..asleep).for_each(|_| self.ordered.notify_one());
+        number
     }
 
     /// Lets nobody begin any more, and returns when all who have are done, with the first panic.
@@ -150,15 +168,36 @@ impl TeamDesk {
         self.lock().panic.take()
     }
 
-    /// Does what there is to do, and keeps a panic of it if no other came first.
-    fn attempt(&self, job: &dyn Fn()) {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(job)) {
+    /// Does what there is to do, and keeps a panic of it if no other came first. Says whether nothing is left to do.
+    fn attempt(&self, job: impl FnOnce() -> bool) -> bool {
+        catch_unwind(AssertUnwindSafe(job)).unwrap_or_else(|panic| {
             let mut order = self.lock();
             match order.panic {
                 None => order.panic = Some(panic),
                 // To drop it may panic again.
                 Some(_) => std::mem::forget(panic),
             }
+            true
+        })
+    }
+
+    /// Does parts of the order of this number while it may, and says whether none is left.
+    pub(crate) fn visit(&self, number: u64, may_go_on: &dyn Fn() -> bool) -> bool {
+        let order = self.lock();
+        let Some(TeamJob(job)) = order.job.filter(|_| order.number == number) else { return true };
+        self.at_work.fetch_add(1, Ordering::SeqCst);
+        drop(order);
+        // SAFETY: whoever has opened the order waits until this guest is no more at work.
+        let is_done = self.attempt(|| unsafe { (*job)(may_go_on) });
+        self.leave();
+        is_done
+    }
+
+    /// To be at work no more.
+    fn leave(&self) {
+        if self.at_work.fetch_sub(1, Ordering::SeqCst) == 1 && self.is_awaited.load(Ordering::SeqCst) {
+            drop(self.lock());
+            self.done.notify_one();
         }
     }
 
@@ -169,11 +208,8 @@ impl TeamDesk {
             seen = number;
             let Some(TeamJob(job)) = job else { continue };
             // SAFETY: whoever has opened the order waits until this helper is no more at work.
-            self.attempt(&|| unsafe { (*job)() });
-            if self.at_work.fetch_sub(1, Ordering::SeqCst) == 1 && self.is_awaited.load(Ordering::SeqCst) {
-                drop(self.lock());
-                self.done.notify_one();
-            }
+            self.attempt(|| unsafe { (*job)(&|| true) });
+            self.leave();
         }
     }
 
@@ -304,7 +340,8 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_a_helper_that_has_not_begun() {
-        let (team, sum) = (Team { desk: Arc::default(), helpers: vec![thread::spawn(|| {})] }, AtomicUsize::new(0));
+        let (mut team, sum) = (Team::new(1), AtomicUsize::new(0));
+        team.helpers.push(thread::spawn(|| {}));
         team.share(1..4, |part| {
             sum.fetch_add(part, Ordering::Relaxed);
         });

@@ -4,7 +4,6 @@
 //! divide evenly.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use super::gemm::{Numbers, SumElement, View, gemm, gemm_serial, set_or_add};
@@ -49,19 +48,10 @@ pub(crate) fn tasks(counts: &[usize], block: usize) -> Vec<ExpertRows> {
 /// Runs every task once, threads taking the next as they become free. Tasks write disjoint memory, so which thread
 /// runs which does not change a bit.
 pub(crate) fn run_tasks(device: &Device, count: usize, f: impl Fn(usize) + Sync) {
-    let next = AtomicUsize::new(0);
-    device.for_ranges(device.threads().min(count), 1, |_| {
+    device.share(0..count, |task| {
         simd(
             #[inline(always)]
-            || {
-                loop {
-                    let task = next.fetch_add(1, Ordering::Relaxed);
-                    if task >= count {
-                        break;
-                    }
-                    f(task);
-                }
-            },
+            || f(task),
         );
     });
 }
@@ -167,17 +157,29 @@ pub(crate) fn grouped_weight_gradient(
     let (together, alone) = shared_out(counts, device.threads());
     let slots: Vec<_> = dw.pieces(outer * inner).into_iter().map(Mutex::new).collect();
     together.iter().for_each(|&e| one(true, e, &mut take(&slots[e]), scratch));
-    let size = (scratch.len() / device.threads().min(counts.len()).max(1)).max(1);
-    let free: Mutex<Vec<&mut [f32]>> = Mutex::new(scratch.chunks_mut(size).collect());
+    let size = scratch.len() / device.threads().min(counts.len()).max(1);
+    let free: Mutex<Vec<&mut [f32]>> = Mutex::new(scratch.chunks_mut(size.max(1)).collect());
     let free = || free.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     run_tasks(
         device,
         alone.len(),
         #[inline(always)]
         |i| {
-            let scratch = free().pop().unwrap_or_default();
-            one(false, alone[i], &mut take(&slots[alone[i]]), scratch);
-            free().push(scratch);
+            let (e, own) = (alone[i], free().pop());
+            let mut dw = take(&slots[e]);
+            match own {
+                Some(own) => {
+                    one(false, e, &mut dw, own);
+                    free().push(own);
+                }
+                None if size == 0 => one(false, e, &mut dw, &mut []),
+                // With threads of other ranks there are more than pieces.
+                None => {
+                    let mut more = device.take_f32(size);
+                    one(false, e, &mut dw, &mut more);
+                    device.give_f32(more);
+                }
+            }
         },
     );
 }

@@ -1,4 +1,4 @@
-//! Row-parallel loops: outputs are cut into runs of whole rows, one run a thread, each compiled for the best
+//! Row-parallel loops: outputs are cut into runs of whole rows, one run a thread or a few, each compiled for the best
 //! instruction set the CPU has.
 
 use super::stored::StoredNumber;
@@ -59,7 +59,7 @@ pub(crate) fn for_rows2<T: Send>(
     f: impl Fn(usize, &mut [T], &mut [f32]) + Sync,
 ) {
     let rows = out.len().checked_div(width).unwrap_or(0);
-    let parts = device.threads().min(rows / least.max(1)).max(1);
+    let parts = device.runs().min(rows / least.max(1)).max(1);
     if parts == 1 {
         return simd(
             #[inline(always)]
