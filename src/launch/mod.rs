@@ -36,8 +36,8 @@ use guildhall_comm::wrap::{Delay, Ledger, Link, Network, Trace};
 use guildhall_comm::{Communicator, Failure};
 use guildhall_tensor::{Device, DeviceFailure};
 
+use backend::{ComputeShare, device};
 pub use backend::{MissingBackend, memory_apart, open_backend};
-use backend::{Share, device};
 pub use carriers::{DevicePath, transport_is_here};
 pub use ending::{Refusal, RunFailure, Tellable};
 pub use join::{GiveUp, Joined};
@@ -92,7 +92,7 @@ fn rank_of(
     world: Arc<dyn Communicator>,
     config: &parallel::Config,
     (nodes, place): (&Nodes, usize),
-    share: Share,
+    share: ComputeShare,
     (is_first_here, runs_alone, disks): (bool, bool, DiskPatience),
 ) -> Rank {
     let world = match network(config) {

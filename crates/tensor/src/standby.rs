@@ -59,8 +59,8 @@ impl Standby {
 
     /// Calls `wait`, in which a rank sleeps, and gives its threads away meanwhile.
     pub fn while_waiting<R>(&self, wait: impl FnOnce() -> R) -> R {
-        struct Away<'a>(&'a Standby);
-        impl Drop for Away<'_> {
+        struct Lending<'a>(&'a Standby);
+        impl Drop for Lending<'_> {
             fn drop(&mut self) {
                 self.0.board.lock().idle -= self.0.each;
             }
@@ -69,7 +69,7 @@ impl Standby {
         state.idle += self.each;
         self.board.call(&state);
         drop(state);
-        let _away = Away(self);
+        let _lending = Lending(self);
         wait()
     }
 

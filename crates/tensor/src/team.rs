@@ -58,11 +58,11 @@ struct TeamOrder {
 }
 
 /// What does parts until none is left, or until whoever does them is told to leave by its argument; says whether none is left.
-type Parts<'a> = dyn Fn(&dyn Fn() -> bool) -> bool + Sync + 'a;
+type PartWork<'a> = dyn Fn(&dyn Fn() -> bool) -> bool + Sync + 'a;
 
 /// A reference to it. It lives until nobody is at work and nobody can begin.
 #[derive(Debug, Clone, Copy)]
-struct TeamJob(*const Parts<'static>);
+struct TeamJob(*const PartWork<'static>);
 
 // SAFETY: what it points to may be called from several threads.
 unsafe impl Send for TeamJob {}
@@ -139,9 +139,9 @@ impl TeamDesk {
     }
 
     /// Lets so many helpers begin with `job`, which the caller keeps until the order is closed, and says the order's number.
-    fn open(&self, helpers: usize, job: &Parts) -> u64 {
+    fn open(&self, helpers: usize, job: &PartWork) -> u64 {
         // SAFETY: only the lifetime changes, and `Team::share` closes every order before it ends, whatever panics.
-        let job = unsafe { std::mem::transmute::<&Parts, &'static Parts<'static>>(job) };
+        let job = unsafe { std::mem::transmute::<&PartWork, &'static PartWork<'static>>(job) };
         let mut order = self.lock();
         (order.job, order.wanted) = (Some(TeamJob(job)), helpers);
         order.number += 1;

@@ -43,11 +43,9 @@ fn weight_gradient(gradients: &mut Gradients, to: Input, shape: &[usize], g: &Te
     });
 }
 
-/// A gradient as products with a factor of this type read it. A wide device rounds it once for all of them; a processor does it
-/// while it packs.
+/// A gradient as products with a factor of this type read it, rounded once for all of them.
 pub(super) fn rounded_once(g: Tensor, factor: Dtype) -> Tensor {
-    let dtype = if g.device().is_wide() { factor } else { Dtype::F32 };
-    g.into_dtype(dtype)
+    g.into_dtype(factor)
 }
 
 /// The f32 memory through which rows of `width` elements are written where they are stored in less.
