@@ -412,7 +412,7 @@ pub(super) const UNUSED: &[Unused] = &[
     Unused {
         key: "parallel.standby",
         reads: &["parallel.ranks", "parallel.backend"],
-        because: |config| one_rank(config).or(no_experts(config)).or(accelerators_compute(config)),
+        because: |config| one_rank(config).or(accelerators_compute(config)),
     },
     Unused { key: "parallel.bucket_bytes", reads: HELD_BY, because: gradients_stay },
     Unused { key: "parallel.overlap", reads: HELD_BY, because: gradients_stay },

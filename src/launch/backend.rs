@@ -34,8 +34,8 @@ pub(super) fn gpus(backend: Backend) -> Result<Vec<CudaDevice>, EngineError> {
     Ok(if new.is_empty() { old } else { new })
 }
 
-/// A rank's part of the machine.
-pub(super) struct ComputeShare {
+/// What a rank computes with, besides its device.
+pub(super) struct ComputeMeans {
     /// For products.
     pub threads: usize,
     pub blocking: Blocking,
@@ -47,12 +47,12 @@ pub(super) struct ComputeShare {
 ///
 /// # Errors
 /// If this machine lacks what the backend needs.
-pub(super) fn device(backend: Backend, share: ComputeShare, place: usize) -> Result<Arc<Device>, MissingBackend> {
-    open(backend, share, place).map(|first| first.device)
+pub(super) fn device(backend: Backend, means: ComputeMeans, place: usize) -> Result<Arc<Device>, MissingBackend> {
+    open(backend, means, place).map(|first| first.device)
 }
 
-fn open(backend: Backend, share: ComputeShare, place: usize) -> Result<OpenBackend, MissingBackend> {
-    let ComputeShare { threads, blocking, standby } = share;
+fn open(backend: Backend, means: ComputeMeans, place: usize) -> Result<OpenBackend, MissingBackend> {
+    let ComputeMeans { threads, blocking, standby } = means;
     let missing = |reason| MissingBackend { backend, reason };
     let gpus = gpus(backend).map_err(missing)?;
     let device = match backend {
@@ -85,5 +85,5 @@ impl OpenBackend {
 /// # Errors
 /// As of the device of a rank.
 pub fn open_backend(backend: Backend, threads: usize) -> Result<OpenBackend, MissingBackend> {
-    open(backend, ComputeShare { threads, blocking: Blocking::default(), standby: None }, 0)
+    open(backend, ComputeMeans { threads, blocking: Blocking::default(), standby: None }, 0)
 }

@@ -36,7 +36,7 @@ use guildhall_comm::wrap::{Delay, Ledger, Link, Network, Trace};
 use guildhall_comm::{Communicator, Failure};
 use guildhall_tensor::{Device, DeviceFailure};
 
-use backend::{ComputeShare, device};
+use backend::{ComputeMeans, device};
 pub use backend::{MissingBackend, memory_apart, open_backend};
 pub use carriers::{DevicePath, transport_is_here};
 pub use ending::{Refusal, RunFailure, Tellable};
@@ -92,7 +92,7 @@ fn rank_of(
     world: Arc<dyn Communicator>,
     config: &parallel::Config,
     (nodes, place): (&Nodes, usize),
-    share: ComputeShare,
+    means: ComputeMeans,
     (is_first_here, runs_alone, disks): (bool, bool, DiskPatience),
 ) -> Rank {
     let world = match network(config) {
@@ -101,7 +101,7 @@ fn rank_of(
     };
     let (world, ledger) = Trace::wrap(world);
     // Commands ask for the backend before they begin, so that its absence is a refusal. Here another GPU may be in the way.
-    let device = device(config.backend, share, place).unwrap_or_else(|missing| {
+    let device = device(config.backend, means, place).unwrap_or_else(|missing| {
         DeviceFailure::Broken { what: "its beginning".to_owned(), reason: missing.to_string() }.raise()
     });
     Rank { world, device, nodes: nodes.clone(), ledger, is_first_here, runs_alone, disks }

@@ -15,7 +15,7 @@ use guildhall_tensor::{Blocking, DeviceFailure, Standby, on_device};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::backend::ComputeShare;
+use super::backend::ComputeMeans;
 use super::carriers::{DevicePath, between_processes, told, within_a_process};
 use super::ending::{Ending, verdict};
 use super::heard::{Heard, PULSE};
@@ -315,8 +315,8 @@ impl Process {
             let work = || {
                 let facts = (is_first_here, self.runs_alone, self.disks);
                 let place = self.places[world.rank()];
-                let share = ComputeShare { threads, blocking: self.blocking, standby: self.standby.clone() };
-                let rank = rank_of(world.clone(), config, (&self.nodes, place), share, facts);
+                let means = ComputeMeans { threads, blocking: self.blocking, standby: self.standby.clone() };
+                let rank = rank_of(world.clone(), config, (&self.nodes, place), means, facts);
                 self.path.begin(&world, &rank.device, self.timeout).unwrap_or_else(|failure| failure.raise());
                 let result = f(rank.clone());
                 if result.is_ok() {

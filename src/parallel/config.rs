@@ -55,7 +55,7 @@ pub struct Config {
     /// Compute threads per rank; absent means cores divided by ranks.
     #[serde(default)]
     pub threads: Option<usize>,
-    /// Whether ranks' threads, while they wait for each other in one process, do parts of each other's experts.
+    /// Whether threads of ranks that wait for each other in one process do parts of each other's work.
     #[serde(default = "default_standby")]
     pub standby: bool,
     /// Whether sequences move to other tensor groups behind MoE layers.

@@ -61,7 +61,7 @@ impl Device {
         Device::beside(threads, blocking, None)
     }
 
-    /// The same of one rank of several in a process: while others wait, their threads do parts of its experts' work.
+    /// The same of one rank of several in a process: while others wait, their threads do parts of its work.
     pub fn beside(threads: usize, blocking: Blocking, standby: Option<Arc<Standby>>) -> Arc<Device> {
         assert!(threads > 0, "a device needs at least one thread");
         Device::made(threads, (blocking, standby), Engine::Host, false)

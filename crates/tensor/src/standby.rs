@@ -4,6 +4,7 @@
 //! meanwhile have nothing to do. So a rank that sleeps gives its threads away, and as many *guests* take parts of what other
 //! ranks share among theirs. When it wakes, guests end the part that they are at. Who does a part changes nothing about it.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -33,7 +34,7 @@ struct StandbyState {
     active: usize,
     /// Orders that have parts left as far as is known, by desk and number; the one that was joined last comes last.
     orders: VecDeque<(Arc<TeamDesk>, u64)>,
-    /// How often guests have come.
+    /// How often guests have done parts of an order.
     visits: u64,
     is_over: bool,
 }
@@ -67,22 +68,22 @@ impl Standby {
         }
         let mut state = self.board.lock();
         state.idle += self.each;
-        self.board.call(&state);
+        self.board.call(&state, self.each);
         drop(state);
         let _lending = Lending(self);
         wait()
     }
 
-    /// How often a guest has begun to work for a rank.
+    /// How often a guest has done parts of what a rank shares.
     pub fn visits(&self) -> u64 {
         self.board.lock().visits
     }
 
-    /// Guests may join this order of the desk.
-    pub(crate) fn post(&self, desk: &Arc<TeamDesk>, number: u64) {
+    /// Guests may join this order of the desk: so many at most have something to do.
+    pub(crate) fn post(&self, desk: &Arc<TeamDesk>, number: u64, most: usize) {
         let mut state = self.board.lock();
         state.orders.push_front((desk.clone(), number));
-        self.board.call(&state);
+        self.board.call(&state, most);
     }
 
     /// They no longer may; some may be at it.
@@ -107,10 +108,10 @@ impl StandbyBoard {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes as many guests as may work.
-    fn call(&self, state: &StandbyState) {
+    /// Wakes guests that may work, so many at most.
+    fn call(&self, state: &StandbyState, most: usize) {
         if !state.orders.is_empty() {
-            (state.active..state.idle).for_each(|_| self.called.notify_one());
+            (state.active..state.idle).take(most).for_each(|_| self.called.notify_one());
         }
     }
 
@@ -124,12 +125,17 @@ impl StandbyBoard {
                 continue;
             };
             state.active += 1;
-            state.visits += 1;
             state.orders.push_back((desk.clone(), number));
             drop(state);
-            let is_done = desk.visit(number, &|| self.is_welcome());
+            let looks = Cell::new(0_u64);
+            let is_done = desk.visit(number, &|| {
+                looks.set(looks.get() + 1);
+                self.is_welcome()
+            });
             state = self.lock();
             state.active -= 1;
+            // It is asked before each part, and once more.
+            state.visits += u64::from(looks.get() > 1);
             if is_done {
                 state.orders.retain(|(other, at)| !(Arc::ptr_eq(other, &desk) && *at == number));
             }
@@ -148,6 +154,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc;
+    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::team::Team;
@@ -175,7 +182,9 @@ mod tests {
     }
 
     fn until(happened: impl Fn() -> bool) {
+        let begun = Instant::now();
         while !happened() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it has not happened");
             thread::yield_now();
         }
     }
@@ -253,7 +262,8 @@ mod tests {
                     wake.send(()).unwrap();
                     until(|| is_awake.load(Ordering::SeqCst) == 1);
                 } else if part == 0 {
-                    until(|| guest_parts.load(Ordering::SeqCst) == 1);
+                    // There are parts left when the guest is done with its own.
+                    until(|| guest_parts.load(Ordering::SeqCst) > 0 && standby.board.lock().active == 0);
                 }
             });
         });
@@ -270,7 +280,8 @@ mod tests {
             thread::scope(|scope| {
                 for team in &teams {
                     scope.spawn(|| {
-                        team.share(0..2, |_| {
+                        // One more than guests could take before the other rank is here.
+                        team.share(0..3, |_| {
                             here.fetch_add(1, Ordering::SeqCst);
                             until(|| here.load(Ordering::SeqCst) >= 4);
                         });
@@ -278,11 +289,11 @@ mod tests {
                 }
             });
         });
-        assert_eq!(here.into_inner(), 4);
+        assert_eq!(here.into_inner(), 6);
     }
 
     #[test]
-    fn a_guest_s_panic_is_its_host_s() {
+    fn a_panic_of_a_guest_is_passed_on() {
         let standby = Standby::with(1, 1);
         let team = Team::beside(1, Some(standby.clone()));
         let caller = thread::current().id();
@@ -312,7 +323,7 @@ mod tests {
                 let (standby, is_over) = (&standby, &is_over);
                 scope.spawn(move || {
                     while is_over.load(Ordering::SeqCst) < 2 {
-                        standby.while_waiting(|| thread::sleep(std::time::Duration::from_micros(pause)));
+                        standby.while_waiting(|| thread::sleep(Duration::from_micros(pause)));
                         thread::yield_now();
                     }
                 });

@@ -1,4 +1,5 @@
-//! The threads that share a device's work: whoever asks for it, and helpers that wait to be asked.
+//! The threads that share a device's work: whoever asks for it, helpers that wait to be asked, and guests, threads of ranks that
+//! wait ([`crate::standby`]).
 //!
 //! Kernels follow each other within microseconds, and to wake a thread that sleeps takes some forty. So a helper without work
 //! looks for some for a while before it sleeps, and whoever waits for helpers does the same. Each thread takes the next part
@@ -35,7 +36,7 @@ pub(crate) struct TeamDesk {
     number: AtomicU64,
     /// Helpers and guests at work; grows only under the lock.
     at_work: AtomicUsize,
-    /// Whether a thread waits for helpers, asleep.
+    /// Whether a thread waits for helpers and guests, asleep.
     is_awaited: AtomicBool,
     /// Whether some thread has the helpers.
     is_busy: AtomicBool,
@@ -109,7 +110,7 @@ impl Team {
             false
         };
         let number = self.desk.open(helpers, &work);
-        standby.inspect(|standby| standby.post(&self.desk, number));
+        standby.inspect(|standby| standby.post(&self.desk, number, most - 1));
         self.desk.attempt(|| work(&|| true));
         standby.inspect(|standby| standby.withdraw(&self.desk));
         let panic = self.desk.close();

@@ -60,6 +60,7 @@ fn guests_change_no_bit() {
                 while standby.visits() == 0 {
                     assert!(results(&device, dtype, stored) == want, "{threads} {dtype:?} {stored:?}");
                 }
+                // Guests have done parts; they come again.
                 for _ in 0..5 {
                     assert!(results(&device, dtype, stored) == want, "{threads} {dtype:?} {stored:?}");
                 }

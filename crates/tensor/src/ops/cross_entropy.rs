@@ -111,7 +111,8 @@ impl UnscaledGradients {
         if let Some(db) = &mut self.db {
             kernels::column_sums(db, block, rows.len(), true);
         }
-        let block = &rounded_once(block.clone(), common_type(x, w));
+        let are_wanted = [&self.dx, &self.dw].map(Option::is_some);
+        let block = &rounded_once(block.clone(), common_type(x, w), are_wanted);
         if let Some(dx) = &mut self.dx {
             let p = Product { a: logits.clone(), b: whole(w), first: rows.start, accumulate: false };
             multiply(dx, block, w, &p);

@@ -39,7 +39,8 @@ impl Var {
                     kernels::grouped_bias_gradient(db, &g, &counts, accumulate);
                 });
             }
-            let g = rounded_once(g, common_type(&x, &weight));
+            let are_wanted = [to_w, to_x].map(|input| gradients.wants(input));
+            let g = rounded_once(g, common_type(&x, &weight), are_wanted);
             weight_gradient(gradients, (to_w, weight.shape()), &g, &x, &counts);
             gradients.write(&device, to_x, x.shape(), |dx, accumulate| {
                 device.count_product(g.rows(), outer, inner);

@@ -40,7 +40,8 @@ impl Var {
             make,
             move |g, gradients| {
                 let (mut kept, first, second) = (kept, first.tensor(), second.tensor());
-                let g = rounded_once(g, common_type(&kept, &second));
+                // Going back reads it in any case.
+                let g = rounded_once(g, common_type(&kept, &second), [true, gradients.wants(to_second)]);
                 let mut hidden = Tensor::stale(&device, &[x.rows(), inner], kept.dtype());
                 let mut go_back = |dx: &mut Tensor, accumulate| {
                     device.count_product(g.rows(), outer, inner);

@@ -43,9 +43,11 @@ fn weight_gradient(gradients: &mut Gradients, to: Input, shape: &[usize], g: &Te
     });
 }
 
-/// A gradient as products with a factor of this type read it, rounded once for all of them.
-pub(super) fn rounded_once(g: Tensor, factor: Dtype) -> Tensor {
-    g.into_dtype(factor)
+/// A gradient as two products with a factor of this type read it: rounded once for both. A processor rounds it for one alone
+/// while it packs.
+pub(super) fn rounded_once(g: Tensor, factor: Dtype, are_wanted: [bool; 2]) -> Tensor {
+    let dtype = if g.device().is_wide() || are_wanted == [true; 2] { factor } else { Dtype::F32 };
+    g.into_dtype(dtype)
 }
 
 /// The f32 memory through which rows of `width` elements are written where they are stored in less.
@@ -101,7 +103,8 @@ impl Var {
             if let Some(to_bias) = to_bias {
                 add_bias_gradient(gradients, to_bias, &g);
             }
-            let g = rounded_once(g, common_type(&x, &weight));
+            let are_wanted = [to_w, to_x].map(|input| gradients.wants(input));
+            let g = rounded_once(g, common_type(&x, &weight), are_wanted);
             weight_gradient(gradients, to_w, weight.shape(), &g, &x);
             gradients.write(g.device(), to_x, x.shape(), |dx, accumulate| {
                 let p = Product { a: whole(&g), b: whole(&weight), first: 0, accumulate };
