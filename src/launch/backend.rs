@@ -34,7 +34,7 @@ pub(super) fn gpus(backend: Backend) -> Result<Vec<CudaDevice>, EngineError> {
     Ok(if new.is_empty() { old } else { new })
 }
 
-/// What a rank computes with, besides its device.
+/// What a rank's device is made with.
 pub(super) struct ComputeMeans {
     /// For products.
     pub threads: usize,

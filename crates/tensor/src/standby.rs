@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use crate::team::TeamDesk;
+use crate::team::{TeamDesk, join, started};
 
 /// The guests of a process, and how many of them may work.
 #[derive(Debug)]
@@ -50,11 +50,10 @@ impl Standby {
     /// With so many guests, or as many as the system gives.
     fn with(guests: usize, threads: usize) -> Arc<Standby> {
         let board = Arc::<StandbyBoard>::default();
-        let start = |number: usize| {
+        let guests = started(0..guests, "standby ", {
             let board = board.clone();
-            thread::Builder::new().name(format!("standby {number}")).spawn(move || board.stand_by())
-        };
-        let guests = (0..guests).map_while(|number| start(number).ok()).collect();
+            move || board.stand_by()
+        });
         Arc::new(Standby { board, guests, each: threads })
     }
 
@@ -96,10 +95,7 @@ impl Drop for Standby {
     fn drop(&mut self) {
         self.board.lock().is_over = true;
         self.board.called.notify_all();
-        for guest in self.guests.drain(..) {
-            // It passes panics on and has none of its own.
-            let _ = guest.join();
-        }
+        join(&mut self.guests);
     }
 }
 

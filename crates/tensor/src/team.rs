@@ -6,6 +6,7 @@
 //! that is left, so that nobody waits for a helper that has not begun; which thread does a part changes nothing about it.
 
 use std::any::Any;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -78,11 +79,10 @@ impl Team {
     pub(crate) fn beside(threads: usize, standby: Option<Arc<Standby>>) -> Team {
         let desk = Arc::<TeamDesk>::default();
         let of = thread::current().name().unwrap_or("device").to_owned();
-        let start = |number: usize| {
+        let helpers = started(1..threads, &format!("{of} k"), {
             let desk = desk.clone();
-            thread::Builder::new().name(format!("{of} k{number}")).spawn(move || desk.help())
-        };
-        let helpers = (1..threads).map_while(|number| start(number).ok()).collect();
+            move || desk.help()
+        });
         Team { desk, helpers, standby }
     }
 
@@ -127,10 +127,25 @@ impl Drop for Team {
         self.desk.lock().is_over = true;
         self.desk.number.fetch_add(1, Ordering::Release);
         self.desk.ordered.notify_all();
-        for helper in self.helpers.drain(..) {
-            // It passes panics on and has none of its own.
-            let _ = helper.join();
-        }
+        join(&mut self.helpers);
+    }
+}
+
+/// Threads of these numbers that do `work` all their lives: the first of them where the system gives fewer.
+pub(crate) fn started(
+    numbers: Range<usize>,
+    name: &str,
+    work: impl Fn() + Clone + Send + 'static,
+) -> Vec<JoinHandle<()>> {
+    let start = |number| thread::Builder::new().name(format!("{name}{number}")).spawn(work.clone());
+    numbers.map_while(|number| start(number).ok()).collect()
+}
+
+/// Waits for those that have been told to end.
+pub(crate) fn join(threads: &mut Vec<JoinHandle<()>>) {
+    for thread in threads.drain(..) {
+        // It passes panics on and has none of its own.
+        let _ = thread.join();
     }
 }
 
