@@ -2,7 +2,7 @@
 //!
 //! `RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=2 cargo test --release -p guildhall-comm --test loom`
 //!
-//! Loom replaces atomics, cells, locks and condition variables; waits there go straight to sleep, without spinning
+//! Loom replaces atomics, cells, locks and condition variables; waits there look once and go to sleep, without spinning
 //! and without timeouts, so a lost wake-up shows as a deadlock and a missing ordering as an access out of turn.
 
 #![cfg(loom)]
@@ -90,6 +90,24 @@ fn rounds_of_barriers_are_used_again() {
         exchange(&comm);
     };
     explore(rank, rank);
+}
+
+/// Rank 0 comes to the end of two barriers, of which its peer has started both and looked at neither, and goes on to the cells of
+/// the first.
+#[test]
+fn a_barrier_that_a_peer_has_not_looked_at_is_not_written_over() {
+    explore(
+        |comm| {
+            comm.barrier().expect("nobody fails");
+            comm.barrier().expect("nobody fails");
+            exchange(&comm);
+        },
+        |comm| {
+            let started = [(); 2].map(|()| comm.start(Request::barrier()).expect("nobody fails"));
+            started.map(|pending| pending.wait().expect("nobody fails"));
+            exchange(&comm);
+        },
+    );
 }
 
 /// The third start must first finish the oldest round, whose cell it takes.

@@ -78,10 +78,14 @@ impl Fate {
 
     /// Waits until `ready`: spins, then yields, then sleeps. What is ready wins over an abort, so that ranks which
     /// need nothing more from the failed one still finish what they had.
+    ///
+    /// Before it stops spinning it rings for what the caller may have stored before. A fence in between would make the caller
+    /// wait for that store first, and only then look at what others have stored.
     pub(crate) fn wait_until(&self, mut ready: impl FnMut() -> bool) -> Result<(), Interrupt> {
         if self.spin_until(&mut ready) {
             return Ok(());
         }
+        self.ring();
         let since = self.clock.now();
         match self.yield_until(&mut ready) {
             Some(result) => result,
@@ -90,8 +94,8 @@ impl Fate {
     }
 
     fn spin_until(&self, ready: &mut impl FnMut() -> bool) -> bool {
-        // The model checker would explore every look in vain; asleep it covers all of them.
-        let spins = if cfg!(loom) { 0 } else { self.spins };
+        // The model checker would explore every look in vain; asleep it covers all but the first.
+        let spins = if cfg!(loom) { 1 } else { self.spins };
         for _ in 0..spins {
             if ready() {
                 return true;

@@ -59,7 +59,9 @@ impl Lane {
 
     /// Publishes `request`; returns its place in the order. `name` is what errors call the communicator.
     pub(crate) fn start(&self, request: Request, name: &str) -> Result<u64, Error> {
-        self.start_in(&mut self.book(), request, name)
+        let index = self.start_in(&mut self.book(), request, name)?;
+        self.rendezvous.fate().ring();
+        Ok(index)
     }
 
     /// Publishes `request`, finishes its round and all before it, and returns its buffers.
@@ -74,6 +76,7 @@ impl Lane {
         self.wait_in(&mut self.book(), index, name)
     }
 
+    /// Wakes nobody: see [`Rendezvous::post`].
     fn start_in(&self, book: &mut Book, request: Request, name: &str) -> Result<u64, Error> {
         self.check(book)?;
         self.rendezvous.fate().check()?;

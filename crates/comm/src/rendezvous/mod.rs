@@ -43,14 +43,26 @@ enum Stage {
     Finished,
 }
 
-/// How far a rank has come. Written by that rank only; a line of its own keeps ranks from slowing each other's stores.
+/// How far a rank has come. Written by that rank only; lines of its own keep ranks from slowing each other's stores.
 #[repr(align(128))]
 struct RoundProgress {
-    /// Per stage, the number of rounds that have reached it.
-    counters: [AtomicU64; 4],
+    /// The number of rounds that have been posted.
+    posted: AtomicU64,
     /// Per row of the ring, a bit: whether the round there is a barrier. Peers that see the bits of all need not read their
     /// entries.
     barriers: AtomicU64,
+    /// The number of rounds that had been finished when the newest one was posted.
+    finished_before: AtomicU64,
+    later: LaterProgress,
+}
+
+/// Beyond what peers of a barrier read.
+#[repr(align(128))]
+struct LaterProgress {
+    /// Per later stage, the number of rounds that have reached it.
+    counters: [AtomicU64; 3],
+    /// So many rounds every rank was seen to have finished. For this rank alone.
+    finished_by_all: AtomicU64,
 }
 
 /// One rank's place in one round, on lines of its own for the same reason.
@@ -85,8 +97,13 @@ impl Rendezvous {
     pub(crate) fn new(members: Vec<usize>, fate: Arc<Fate>) -> Self {
         let size = members.len();
         let progress = (0..size).map(|_| RoundProgress {
-            counters: std::array::from_fn(|_| AtomicU64::new(0)),
+            posted: AtomicU64::new(0),
             barriers: AtomicU64::new(0),
+            finished_before: AtomicU64::new(0),
+            later: LaterProgress {
+                counters: std::array::from_fn(|_| AtomicU64::new(0)),
+                finished_by_all: AtomicU64::new(0),
+            },
         });
         let cells = (0..size * ROUNDS as usize).map(|_| Cell(UnsafeCell::new(None)));
         Rendezvous {
@@ -126,14 +143,17 @@ impl Rendezvous {
         child
     }
 
-    /// Publishes `entry` as rank `rank`'s part of round `index`.
+    /// Publishes `entry` as rank `rank`'s part of round `index`. Peers that sleep are not woken: the caller rings, or completes
+    /// the round next.
     ///
     /// # Safety
     /// Called by rank `rank` alone, once per round, in order, after it completed round `index - ROUNDS`, and not again after an
     /// error.
     unsafe fn post(&self, rank: usize, index: u64, entry: Entry, name: &str) -> Result<(), Error> {
+        let RoundProgress { barriers, finished_before, later, .. } = &self.progress[rank];
         // SAFETY: the caller's own cell, which it writes alone.
-        if self.cell(rank, index).with(|cell| unsafe { (*cell).is_some() }) {
+        let has_entry = self.cell(rank, index).with(|cell| unsafe { (*cell).is_some() });
+        if has_entry && later.finished_by_all.load(Ordering::Relaxed) <= index - ROUNDS {
             // A round without buffers was completed while peers could still read the entry.
             Round { rendezvous: self, rank, index: index - ROUNDS, name }.wait_for(Stage::Finished)?;
         }
@@ -141,10 +161,11 @@ impl Rendezvous {
         // SAFETY: the caller's own cell, which peers finished reading in round `index - ROUNDS` and will not read
         // for this round before the counter below says so.
         self.cell(rank, index).with_mut(|cell| unsafe { *cell = Some(entry) });
-        let (barriers, bit) = (&self.progress[rank].barriers, 1 << (index % ROUNDS));
+        let bit = 1 << (index % ROUNDS);
         let others = barriers.load(Ordering::Relaxed) & !bit;
         barriers.store(if is_barrier { others | bit } else { others }, Ordering::Relaxed);
-        self.arrive(rank, Stage::Posted, index);
+        finished_before.store(self.counter(rank, Stage::Finished).load(Ordering::Relaxed), Ordering::Release);
+        self.reach(rank, Stage::Posted, index);
         Ok(())
     }
 
@@ -156,9 +177,13 @@ impl Rendezvous {
         let round = Round { rendezvous: self, rank, index, name };
         round.wait_for(Stage::Posted)?;
         if (0..self.size()).all(|rank| self.is_barrier(rank, index)) {
+            let finished = self.progress.iter().map(|peer| peer.finished_before.load(Ordering::Acquire)).min();
+            self.progress[rank].later.finished_by_all.store(finished.unwrap_or(0), Ordering::Relaxed);
+            // Rings for both stages.
             self.arrive(rank, Stage::Finished, index);
             return Ok(Completed::nothing());
         }
+        self.fate.ring();
         // SAFETY: all ranks have posted this round, and none takes its entry back before this one has finished.
         unsafe {
             round.check()?;
@@ -188,7 +213,13 @@ impl Rendezvous {
     }
 
     fn counter(&self, rank: usize, stage: Stage) -> &AtomicU64 {
-        &self.progress[rank].counters[stage as usize]
+        let RoundProgress { posted, later, .. } = &self.progress[rank];
+        match stage {
+            Stage::Posted => posted,
+            Stage::Reduced => &later.counters[0],
+            Stage::Begun => &later.counters[1],
+            Stage::Finished => &later.counters[2],
+        }
     }
 
     /// Whether rank `rank`'s part of round `index`, which is posted and not finished by the caller, is a barrier.
@@ -197,8 +228,13 @@ impl Rendezvous {
     }
 
     /// Release: whoever reads the counter sees what this rank wrote before.
-    fn arrive(&self, rank: usize, stage: Stage, index: u64) {
+    fn reach(&self, rank: usize, stage: Stage, index: u64) {
         self.counter(rank, stage).store(index + 1, Ordering::Release);
+    }
+
+    /// The same, and wakes who sleeps.
+    fn arrive(&self, rank: usize, stage: Stage, index: u64) {
+        self.reach(rank, stage, index);
         self.fate.ring();
     }
 
