@@ -117,8 +117,8 @@ int main(int argc, char **argv) {
       }
       double algbw = kib[s] * 1024 / best / 1e9, busbw = algbw * it->factor * (ranks - 1) / ranks;
       if (rank == 0)
-        printf("{\"system\": \"%s\", \"workload\": \"%s n%d %ld KiB\", \"us\": %.1f, \"algbw_GBps\": %.3f, "
-               "\"busbw_GBps\": %.3f, \"peak_rss_mb\": null, \"notes\": \"median of %d, slowest rank; fastest %.1f us; "
+        printf("{\"system\": \"%s\", \"workload\": \"%s n%d %ld KiB\", \"us\": %.3f, \"algbw_GBps\": %.3f, "
+               "\"busbw_GBps\": %.3f, \"peak_rss_mb\": null, \"notes\": \"median of %d, slowest rank; fastest %.3f us; "
                "%s\"}\n",
                version, it->name, ranks, kib[s], best * 1e6, algbw, busbw, repetitions, least * 1e6, it->ways[way]);
       fflush(stdout);

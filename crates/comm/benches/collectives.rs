@@ -99,9 +99,9 @@ fn print_line(comm: &Comm, workload: &str, kib: usize, times: &[f64], factor: f6
     let algbw = (kib << 10) as f64 / us / 1e3;
     let busbw = algbw * factor * (n - 1) as f64 / n as f64;
     println!(
-        "{{\"system\": \"guildhall threads\", \"workload\": \"{workload} n{n} {kib} KiB\", \"us\": {us:.1}, \
+        "{{\"system\": \"guildhall threads\", \"workload\": \"{workload} n{n} {kib} KiB\", \"us\": {us:.3}, \
          \"algbw_GBps\": {algbw:.3}, \"busbw_GBps\": {busbw:.3}, \"peak_rss_mb\": null, \
-         \"notes\": \"median of {}, slowest rank; fastest {:.1} us\"}}",
+         \"notes\": \"median of {}, slowest rank; fastest {:.3} us\"}}",
         times.len(),
         times[0],
     );
