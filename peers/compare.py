@@ -199,7 +199,7 @@ def table(name, commands, rounds):
 
 def cells(lines):
     ms = [milliseconds(line) for line in lines]
-    digits = 5 if max(ms) < 0.01 else 4 if max(ms) < 1 else 2 if max(ms) < 100 else 0
+    digits = 6 if max(ms) < 0.01 else 4 if max(ms) < 1 else 2 if max(ms) < 100 else 0
     peaks = [line["peak_rss_mb"] for line in lines if line.get("peak_rss_mb")]
     rate = statistics.median(line.get("tokens_per_s", 0) for line in lines)
     first, last = lines[-1].get("loss_first"), lines[-1].get("loss_last")

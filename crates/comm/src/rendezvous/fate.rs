@@ -79,13 +79,15 @@ impl Fate {
     /// Waits until `ready`: spins, then yields, then sleeps. What is ready wins over an abort, so that ranks which
     /// need nothing more from the failed one still finish what they had.
     ///
-    /// Before it stops spinning it rings for what the caller may have stored before. A fence in between would make the caller
-    /// wait for that store first, and only then look at what others have stored.
-    pub(crate) fn wait_until(&self, mut ready: impl FnMut() -> bool) -> Result<(), Interrupt> {
+    /// Who `owes_a_ring` for a store before this rings when spinning was in vain. A fence before the first look would make the
+    /// caller wait for that store, and only then see what others have stored.
+    pub(crate) fn wait_until(&self, mut ready: impl FnMut() -> bool, owes_a_ring: bool) -> Result<(), Interrupt> {
         if self.spin_until(&mut ready) {
             return Ok(());
         }
-        self.ring();
+        if owes_a_ring {
+            self.ring();
+        }
         let since = self.clock.now();
         match self.yield_until(&mut ready) {
             Some(result) => result,

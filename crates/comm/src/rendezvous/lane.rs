@@ -76,7 +76,7 @@ impl Lane {
         self.wait_in(&mut self.book(), index, name)
     }
 
-    /// Wakes nobody: see [`Rendezvous::post`].
+    /// Does not ring for what it posts: see [`Rendezvous::post`].
     fn start_in(&self, book: &mut Book, request: Request, name: &str) -> Result<u64, Error> {
         self.check(book)?;
         self.rendezvous.fate().check()?;

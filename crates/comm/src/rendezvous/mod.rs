@@ -281,7 +281,9 @@ impl Round<'_> {
             }
             next == self.size()
         };
-        self.rendezvous.fate.wait_until(all_arrived).map_err(|interrupt| self.interrupted(stage, interrupt))
+        let owes_a_ring = matches!(stage, Stage::Posted);
+        let waited = self.rendezvous.fate.wait_until(all_arrived, owes_a_ring);
+        waited.map_err(|interrupt| self.interrupted(stage, interrupt))
     }
 
     fn interrupted(&self, stage: Stage, interrupt: Interrupt) -> Error {

@@ -5,8 +5,8 @@
 //! by word. Lines of A are its rows: tiles take them line by line, pairs in whichever order packing gives them, or as they
 //! are stored if they are bf16 and C is wide. f32 is rounded as it is packed, once a block.
 //!
-//! An element of C is summed in the order of k, a pair at a time, wherever it lies, so neither threads nor blocks change its
-//! bits.
+//! An element of C is summed in the same order wherever it lies: in that of k, a pair at a time, panel by panel. So neither
+//! threads nor blocks change its bits.
 
 mod pack;
 mod pairs;
