@@ -8,7 +8,7 @@ use half::bf16;
 
 use super::{FactorRows, NR, SIDE, SQUARE, SumStore};
 use crate::cpu::gemm::Onto;
-use crate::cpu::mat::{Mat, MatMut};
+use crate::cpu::mat::MatMut;
 use crate::cpu::sgemm_avx512::low_mask;
 
 /// Gives all eight tiles 16 lines of 64 bytes, on this thread.
@@ -72,11 +72,14 @@ pub(super) unsafe fn multiply_by_tiles<T: SumStore>(c: MatMut<T>, a: FactorRows,
                 turn = 1 - turn;
                 let sums: *mut f32 = spaces[turn].0.as_mut_ptr().cast();
                 // What does not fill tiles is summed in the same order as what does.
-                let first = if T::as_f32(c.data).is_some() && onto.alpha == 1.0 { onto.start } else { None };
-                let onto = Onto { start: if first.is_some() { None } else { onto.start }, ..onto };
-                if let Some(start) = first {
-                    copy_start(sums, start);
-                }
+                let goes_on = T::as_f32(c.data).is_some() && onto.alpha == 1.0 && onto.start.is_some();
+                let onto = match onto.start {
+                    Some(start) if goes_on => {
+                        MatMut { data: sums.cast(), rows: m, cols: n, row_stride: NR }.fill_from(start);
+                        Onto { start: None, ..onto }
+                    }
+                    _ => onto,
+                };
                 // The sums before these are stored while these are computed: at once they would have to be waited for.
                 let before = waiting.replace(WaitingSums { c, sums, onto });
                 match before.as_ref().and_then(|before| before.rounding()) {
@@ -84,7 +87,7 @@ pub(super) unsafe fn multiply_by_tiles<T: SumStore>(c: MatMut<T>, a: FactorRows,
                         tiles_while_rounding(sums, (a, b, ahead), before);
                     }
                     _ => {
-                        tiles(squares, (sums, NR), (a, b, ahead), first.is_some());
+                        tiles(squares, (sums, NR), (a, b, ahead), goes_on);
                         before.inspect(|before| before.store());
                     }
                 }
@@ -110,26 +113,6 @@ impl FactorRows {
 fn sums_in_place<T: SumStore>(c: MatMut<T>, onto: Onto<T>) -> Option<*mut f32> {
     let is_whole = c.rows.is_multiple_of(SIDE) && c.cols.is_multiple_of(SIDE) && onto.alpha == 1.0;
     T::as_f32(c.data).filter(|_| is_whole)
-}
-
-/// Copies what sums begin with, `NR` to a row.
-///
-/// # Safety
-/// There is as much of it as sums have room for, at most, and it is f32.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn copy_start<T>(sums: *mut f32, start: Mat<T>) {
-    let masks = [start.cols.min(16), start.cols.saturating_sub(16)].map(low_mask);
-    for r in 0..start.rows {
-        let from: *const f32 = start.data.wrapping_add(r * start.row_stride).cast();
-        for (half, mask) in masks.into_iter().enumerate() {
-            // SAFETY: masked lanes are not read.
-            unsafe {
-                let numbers = _mm512_maskz_loadu_ps(mask, from.wrapping_add(half * SIDE));
-                _mm512_store_ps(sums.add(r * NR + half * SIDE), numbers);
-            }
-        }
-    }
 }
 
 /// Sums of a part of C, `NR` to a row.
