@@ -20,7 +20,9 @@ struct HeadScratch {
     q: HeadMatrix,
     k: HeadMatrix,
     v: HeadMatrix,
-    /// Their gradients.
+    /// What comes back to the head's outputs.
+    dout: HeadMatrix,
+    /// Gradients of queries, keys and values.
     slopes: [Vec<f32>; 3],
     /// Scores of a block, and sums of weighted values or the scores' gradients.
     block: [Vec<f32>; 2],
@@ -29,8 +31,8 @@ struct HeadScratch {
 /// One (batch row, kv head) after the other, spread over the device's threads.
 fn for_tasks(device: &Device, call: &AttentionCall, f: impl Fn(&mut HeadScratch, usize, usize) + Sync) {
     device.for_ranges(call.shape.rows * call.shape.kv_heads, 1, |range| {
-        let [q, k, v] = [(); 3].map(|()| HeadMatrix::new(call.in_bf16));
-        let mut scratch = HeadScratch { q, k, v, slopes: Default::default(), block: Default::default() };
+        let [q, k, v, dout] = [(); 4].map(|()| HeadMatrix::new(call.in_bf16));
+        let mut scratch = HeadScratch { q, k, v, dout, slopes: Default::default(), block: Default::default() };
         for task in range {
             simd(
                 #[inline(always)]
@@ -255,6 +257,7 @@ fn backward(
 ) {
     let AttentionSizes { head_dim: d, value_dim, seq, key_seq, .. } = call.shape;
     let [of_q, of_k, of_v] = call.lines;
+    let of_out = call.output_lines();
     for_tasks(
         device,
         call,
@@ -270,6 +273,7 @@ fn backward(
             zeros(&mut scratch.slopes[2], key_seq * value_dim);
             for head in kv * call.group()..(kv + 1) * call.group() {
                 scratch.q.load(call, of_q, q, (row, head));
+                scratch.dout.load(call, of_out, StoredRef::F32(dout), (row, head));
                 zeros(&mut scratch.slopes[0], seq * d);
                 let own = backward_head(call, &SavedHead { out, lse, dout, row, head }, scratch);
                 own.store(call, (row, head), terms);
@@ -313,10 +317,10 @@ impl TermGradients {
 fn backward_head(
     call: &AttentionCall,
     saved: &SavedHead,
-    HeadScratch { q, k, v, slopes: [dq, dk, dv], block: [p, dp] }: &mut HeadScratch,
+    HeadScratch { q, k, v, dout, slopes: [dq, dk, dv], block: [p, dp] }: &mut HeadScratch,
 ) -> TermGradients {
     let AttentionSizes { head_dim: d, value_dim, seq, key_seq, heads, scale, .. } = call.shape;
-    let (bias, sink, in_bf16) = (call.bias_of(saved.head), call.sinks.get(saved.head), call.in_bf16);
+    let (bias, sink) = (call.bias_of(saved.head), call.sinks.get(saved.head));
     let mut terms = TermGradients { bias: vec![0.0; bias.len()], sink: 0.0 };
     let seen = &call.keys[saved.row * seq..][..seq];
     let token = |t: usize| (saved.row * seq + t) * heads + saved.head;
@@ -333,8 +337,7 @@ fn backward_head(
         }
         for block in blocks(seen, queries, sizes.keys, key_seq) {
             let ([n, keys], first, j) = (block.sizes(), block.queries.start, block.keys.start);
-            let dout =
-                View::new(&saved.dout[token(first) * value_dim..], n, value_dim, heads * value_dim).rounded(in_bf16);
+            let dout = dout.rows(block.queries.clone());
             scores(p, call, ([q, k], &bias), &block);
             gemm_small(dp, keys, dout, v.rows(block.keys.clone()).t(), SET);
             for (r, t) in block.queries.clone().enumerate() {

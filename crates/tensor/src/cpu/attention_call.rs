@@ -111,6 +111,12 @@ impl<'a> AttentionCall<'a> {
         self.bias.iter().skip(head).step_by(self.shape.heads).copied().collect()
     }
 
+    /// Where the heads of outputs lie.
+    pub(super) fn output_lines(&self) -> HeadLines {
+        let AttentionSizes { seq, heads, value_dim: dim, .. } = self.shape;
+        HeadLines { seq, width: heads * dim, column: 0, dim, rotates: false }
+    }
+
     pub(super) fn group(&self) -> usize {
         self.shape.heads / self.shape.kv_heads
     }

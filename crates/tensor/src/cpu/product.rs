@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::gemm::{Numbers, View, gemm, gemm_onto_row, set_or_add};
-use super::rows::sum_over_rows;
-use super::stored::{Stored, StoredRef};
+use super::rows::{sum_beside_rows, sum_over_rows};
+use super::stored::{Stored, StoredNumber, StoredRef, as_numbers};
 use crate::device::Device;
 
 /// A matrix in memory: some rows of `cols` elements, possibly read as their transpose.
@@ -114,4 +114,30 @@ pub(crate) fn column_sums(device: &Device, sums: &mut [f32], x: &[f32], rows: us
         true => sums.iter_mut().zip(found).for_each(|(sum, x)| *sum += x),
         false => sums.copy_from_slice(&found),
     }
+}
+
+/// What is summed is converted while it is in the cache.
+pub(crate) fn convert_and_sum(device: &Device, out: Stored, sums: &mut [f32], x: &[f32]) {
+    as_numbers!(Stored(out) => put_and_sum(device, out, sums, x));
+}
+
+fn put_and_sum<O: StoredNumber>(device: &Device, out: &mut [O], sums: &mut [f32], x: &[f32]) {
+    let cols = sums.len();
+    let found = sum_beside_rows(
+        device,
+        (out, cols),
+        x.len().checked_div(cols).unwrap_or(0),
+        cols,
+        #[inline(always)]
+        |rows, out, sum| {
+            let lines = x[rows.start * cols..rows.end * cols].chunks_exact(cols);
+            for (line, out) in lines.zip(out.chunks_exact_mut(cols)) {
+                for ((sum, x), out) in sum.iter_mut().zip(line).zip(out) {
+                    *sum += x;
+                    *out = O::of(*x);
+                }
+            }
+        },
+    );
+    sums.copy_from_slice(&found);
 }

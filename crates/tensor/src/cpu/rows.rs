@@ -1,6 +1,8 @@
 //! Row-parallel loops: outputs are cut into runs of whole rows, one run a thread or a few, each compiled for the best
 //! instruction set the CPU has.
 
+use std::ops::Range;
+
 use super::stored::StoredNumber;
 use crate::device::Device;
 
@@ -87,23 +89,41 @@ pub(crate) fn sum_over_rows(
     device: &Device,
     rows: usize,
     width: usize,
-    f: impl Fn(std::ops::Range<usize>, &mut [f32]) + Sync,
+    f: impl Fn(Range<usize>, &mut [f32]) + Sync,
+) -> Vec<f32> {
+    sum_beside_rows::<f32>(
+        device,
+        (&mut [], 0),
+        rows,
+        width,
+        #[inline(always)]
+        |range, _, partial| f(range, partial),
+    )
+}
+
+/// The same, while the ranges' rows of an output are written.
+pub(crate) fn sum_beside_rows<T: Send>(
+    device: &Device,
+    (out, out_width): (&mut [T], usize),
+    rows: usize,
+    width: usize,
+    f: impl Fn(Range<usize>, &mut [T], &mut [f32]) + Sync,
 ) -> Vec<f32> {
     let parts = device.threads().min(rows / 64).max(1);
     let mut partials = vec![0.0; parts * width];
-    for_rows(
-        device,
-        &mut partials,
-        width,
-        1,
-        #[inline(always)]
-        |first, run| {
-            for (i, partial) in run.chunks_mut(width.max(1)).enumerate() {
-                let part = first + i;
-                f(rows * part / parts..rows * (part + 1) / parts, partial);
-            }
-        },
-    );
+    let mut out = out;
+    let runs = partials.chunks_mut(width.max(1)).enumerate().map(|(part, partial)| {
+        let range = rows * part / parts..rows * (part + 1) / parts;
+        let (run, rest) = std::mem::take(&mut out).split_at_mut(range.len() * out_width);
+        out = rest;
+        (range, run, partial)
+    });
+    device.share(runs, |(range, run, partial)| {
+        simd(
+            #[inline(always)]
+            || f(range, run, partial),
+        );
+    });
     let (total, others) = partials.split_at_mut(width);
     for partial in others.chunks(width.max(1)) {
         for (t, p) in total.iter_mut().zip(partial) {

@@ -33,7 +33,7 @@ fn type_of(a: Dtype, b: Dtype) -> Dtype {
 }
 
 /// Elements `range` of `from` over all of `to`, in its type.
-fn convert(
+pub(super) fn convert(
     gpu: &Gpu,
     device: &Device,
     to: (DeviceElements, usize),

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::call::{Call, DeviceElements};
 use super::memory::Temporary;
+use super::products::convert;
 use super::{Gpu, KernelArgument, OperandKind};
 use crate::cpu::adamw::SQUARES;
 use crate::device::Device;
@@ -113,6 +114,12 @@ pub(crate) fn column_sums(gpu: &Gpu, device: &Device, sums: &mut Tensor, x: &Ten
     let of_parts = Temporary::new(gpu, device, Dtype::F32, parts * width);
     add_columns(gpu, device, of_parts.device_elements(), x.device_elements(), [rows, parts], false);
     add_columns(gpu, device, sums, of_parts.device_elements(), [parts, 1], accumulate);
+}
+
+pub(crate) fn convert_and_sum(gpu: &Gpu, device: &Device, out: &mut Tensor, sums: &mut Tensor, x: &Tensor) {
+    convert(gpu, device, (out.device_elements(), 0), x.device_elements(), 0..x.len());
+    let rows = x.len().checked_div(sums.len()).unwrap_or(0);
+    column_sums(gpu, device, sums, x, rows, false);
 }
 
 pub(crate) fn rms_norm_back_weight(

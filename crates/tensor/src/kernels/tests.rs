@@ -143,6 +143,21 @@ fn columns_of_matrices() {
     });
 }
 
+/// Of numbers that bf16 does not hold.
+#[test]
+fn columns_are_summed_while_they_are_converted() {
+    for (place, device) in devices() {
+        let x = drawn(&device, &[ROWS, WIDTH], 0);
+        let sums = made(&x, &[WIDTH], Dtype::F32, |sums| column_sums(sums, &x, ROWS, false));
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            let mut found = Tensor::filled(&device, &[WIDTH], f32::NAN);
+            let converted = made(&x, x.shape(), dtype, |out| convert_and_sum(out, &mut found, &x));
+            compare_bits(&format!("{dtype:?} on {place}"), &converted, &x.cast(dtype));
+            compare_bits(&format!("sums beside {dtype:?} on {place}"), &found, &sums);
+        }
+    }
+}
+
 #[test]
 fn rows_by_index() {
     const TOKENS: usize = 140;

@@ -43,10 +43,15 @@ fn weight_gradient(gradients: &mut Gradients, to: Input, shape: &[usize], g: &Te
     });
 }
 
-/// A gradient as two products with a factor of this type read it: rounded once for both. A processor rounds it for one alone
-/// while it packs.
+/// The type in which two products with a factor of this type read a gradient: rounded once for both. A processor rounds it for
+/// one alone while it packs.
+fn type_for_products(g: &Tensor, factor: Dtype, are_wanted: [bool; 2]) -> Dtype {
+    if g.device().is_wide() || are_wanted == [true; 2] { factor } else { Dtype::F32 }
+}
+
+/// A gradient as two products with a factor of this type read it.
 pub(super) fn rounded_once(g: Tensor, factor: Dtype, are_wanted: [bool; 2]) -> Tensor {
-    let dtype = if g.device().is_wide() || are_wanted == [true; 2] { factor } else { Dtype::F32 };
+    let dtype = type_for_products(&g, factor, are_wanted);
     g.into_dtype(dtype)
 }
 
@@ -64,6 +69,19 @@ pub(super) fn add_bias_gradient(gradients: &mut Gradients, bias: Input, gradient
     let mut sums = Tensor::stale(gradient.device(), &[gradient.cols()], Dtype::F32);
     kernels::column_sums(&mut sums, gradient, gradient.rows(), false);
     gradients.add(bias, sums);
+}
+
+/// The same, and the gradient in `dtype`: read once for both.
+fn bias_gradient_and_rounded(gradients: &mut Gradients, bias: Input, gradient: Tensor, dtype: Dtype) -> Tensor {
+    if gradient.dtype() == dtype || !gradients.wants(bias) {
+        add_bias_gradient(gradients, bias, &gradient);
+        return gradient.into_dtype(dtype);
+    }
+    let mut rounded = Tensor::stale(gradient.device(), gradient.shape(), dtype);
+    let mut sums = Tensor::stale(gradient.device(), &[gradient.cols()], Dtype::F32);
+    kernels::convert_and_sum(&mut rounded, &mut sums, &gradient);
+    gradients.add(bias, sums);
+    rounded
 }
 
 /// `x W^T + b` in `shape`.
@@ -100,11 +118,12 @@ impl Var {
         let inputs: Vec<&Var> = [self, w].into_iter().chain(bias).collect();
         self.tape().late_op("linear", (&shape, self.dtype()), &inputs, make, move |g, gradients| {
             let weight = weight.tensor();
-            if let Some(to_bias) = to_bias {
-                add_bias_gradient(gradients, to_bias, &g);
-            }
             let are_wanted = [to_w, to_x].map(|input| gradients.wants(input));
-            let g = rounded_once(g, common_type(&x, &weight), are_wanted);
+            let dtype = type_for_products(&g, common_type(&x, &weight), are_wanted);
+            let g = match to_bias {
+                Some(to_bias) => bias_gradient_and_rounded(gradients, to_bias, g, dtype),
+                None => g.into_dtype(dtype),
+            };
             weight_gradient(gradients, to_w, weight.shape(), &g, &x);
             gradients.write(g.device(), to_x, x.shape(), |dx, accumulate| {
                 let p = Product { a: whole(&g), b: whole(&weight), first: 0, accumulate };

@@ -51,8 +51,6 @@ pub(crate) struct View<'a> {
     pub(super) cols: usize,
     row_stride: usize,
     col_stride: usize,
-    /// Whether it is multiplied in bf16, though stored in f32.
-    rounds: bool,
 }
 
 impl<'a> View<'a> {
@@ -67,18 +65,13 @@ impl<'a> View<'a> {
     pub(crate) fn of(data: Numbers<'a>, rows: usize, cols: usize, stride: usize) -> View<'a> {
         assert!(cols <= stride || rows <= 1, "rows of {cols} overlap at stride {stride}");
         assert!(covers(data.len(), rows, cols, stride), "{} elements, {rows} x {cols} at {stride}", data.len());
-        View { data, rows, cols, row_stride: stride, col_stride: 1, rounds: false }
+        View { data, rows, cols, row_stride: stride, col_stride: 1 }
     }
 
     /// The transposed matrix over the same memory.
     pub(crate) fn t(self) -> View<'a> {
         let View { rows, cols, row_stride, col_stride, .. } = self;
         View { rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride, ..self }
-    }
-
-    /// The same, to be multiplied in bf16 if `rounds`, however it is stored.
-    pub(crate) fn rounded(self, rounds: bool) -> View<'a> {
-        View { rounds, ..self }
     }
 
     /// Some of its rows.
@@ -91,7 +84,7 @@ impl<'a> View<'a> {
     }
 
     pub(super) fn is_bf16(&self) -> bool {
-        self.rounds || matches!(self.data, Numbers::Bf16(_))
+        matches!(self.data, Numbers::Bf16(_))
     }
 
     pub(super) fn factor(self) -> Factor {

@@ -73,12 +73,13 @@ fn update(device: &Arc<Device>, dtype: Dtype) {
 
 #[test]
 fn every_kernel_is_launched_in_each_type_that_it_takes() {
-    let tests: [fn(); 8] = [
+    let tests: [fn(); 9] = [
         activations,
         gated_products,
         sums_of_either_type,
         norms,
         columns_of_matrices,
+        columns_are_summed_while_they_are_converted,
         rows_by_index,
         rows_that_carry_others,
         attention_with_relative_positions,
