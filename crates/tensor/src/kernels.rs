@@ -243,8 +243,10 @@ kernels! {
     product::weight_gradient(dw: any, scratch: scratch) reads (g: any, x: any) with (widths: [usize; 2], accumulate: bool) as composed;
     /// The sums of some rows' columns.
     product::column_sums(sums: f32) reads (x: f32) with (rows: usize, accumulate: bool) within (sums_of(x)) as composed;
-    /// x in the type of `out`, and the sums of its columns.
-    product::convert_and_sum(out: any, sums: f32) reads (x: f32) with () within (sums_of(x)) as composed;
+    /// x in the type of `out`, and the sums of its columns. Accelerators read x twice.
+    product::convert_and_sum(out: any, sums: f32) reads (x: f32) with ()
+        moves (bytes_of(&[&*out, &*sums, x]) + if out.device().is_wide() { bytes_of(&[x]) } else { 0 })
+        within (sums_of(x)) as composed;
 
     // --- products by expert: `counts[e]` rows of expert e, one expert after the other -------------------------------
     /// `y[rows of e] (+)= x[rows of e] (W_e or W_e^T)`, w `[E, rows, cols]`.

@@ -123,10 +123,12 @@ pub(crate) fn convert_and_sum(device: &Device, out: Stored, sums: &mut [f32], x:
 
 fn put_and_sum<O: StoredNumber>(device: &Device, out: &mut [O], sums: &mut [f32], x: &[f32]) {
     let cols = sums.len();
+    let rows = x.len().checked_div(cols).unwrap_or(0);
+    assert_eq!([out.len(), x.len()], [rows * cols; 2], "rows of {cols}");
     let found = sum_beside_rows(
         device,
         (out, cols),
-        x.len().checked_div(cols).unwrap_or(0),
+        rows,
         cols,
         #[inline(always)]
         |rows, out, sum| {

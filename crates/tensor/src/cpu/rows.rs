@@ -111,6 +111,13 @@ pub(crate) fn sum_beside_rows<T: Send>(
 ) -> Vec<f32> {
     let parts = device.threads().min(rows / 64).max(1);
     let mut partials = vec![0.0; parts * width];
+    if parts == 1 {
+        simd(
+            #[inline(always)]
+            || f(0..rows, out, &mut partials),
+        );
+        return partials;
+    }
     let mut out = out;
     let runs = partials.chunks_mut(width.max(1)).enumerate().map(|(part, partial)| {
         let range = rows * part / parts..rows * (part + 1) / parts;

@@ -224,6 +224,43 @@ fn attention_with_relative_positions() {
     });
 }
 
+/// By the gradient of values, to which what comes back is multiplied as it is.
+#[test]
+fn attention_of_bf16_rounds_what_comes_back() {
+    const SEQ: usize = ROWS / 2;
+    for (place, device) in devices() {
+        let shape = AttentionSizes {
+            rows: 2,
+            seq: SEQ,
+            key_seq: SEQ,
+            heads: 2,
+            kv_heads: 2,
+            head_dim: 8,
+            value_dim: 8,
+            rotary_dim: 0,
+            pairs: Default::default(),
+            scale: 0.4,
+        };
+        let keys: Vec<u32> = (0..ROWS as u32).flat_map(|t| [0, t % SEQ as u32 + 1]).collect();
+        let (keys, none) = (Tensor::from_index(&device, &keys), Tensor::zeros(&device, &[0]));
+        let (qkv, g) = (drawn(&device, &[ROWS, 48], 0), drawn(&device, &[ROWS, 16], 1));
+        let gradient_of_values = |qkv: &Tensor, g: &Tensor| {
+            let mut lse = Tensor::stale(&device, &[ROWS, 2], Dtype::F32);
+            let out =
+                made(qkv, &[ROWS, 16], Dtype::F32, |out| attention(out, &mut lse, qkv, &keys, &none, &none, shape));
+            let back = made(qkv, qkv.shape(), Dtype::F32, |dqkv| {
+                attention_back(dqkv, qkv, &out, &lse, g, &keys, &none, &none, shape);
+            });
+            back.to_vec().chunks(48).flat_map(|line| line[32..].to_vec()).map(f32::to_bits).collect::<Vec<_>>()
+        };
+        for (dtype, rounds) in [(Dtype::Bf16, true), (Dtype::F32, false)] {
+            let (qkv, rounded) = (qkv.cast(dtype), g.cast(Dtype::Bf16).to_f32());
+            let same = gradient_of_values(&qkv, &g) == gradient_of_values(&qkv, &rounded);
+            assert_eq!(same, rounds, "{dtype:?} on {place}");
+        }
+    }
+}
+
 /// By sorting, which keeps equal ones in their order: with ties, both zeros, NaN, and more asked for than there are.
 #[test]
 fn the_largest_of_each_row() {
