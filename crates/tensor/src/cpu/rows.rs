@@ -111,7 +111,7 @@ pub(crate) fn sum_beside_rows<T: Send>(
 ) -> Vec<f32> {
     let parts = device.threads().min(rows / 64).max(1);
     let mut partials = vec![0.0; parts * width];
-    if parts == 1 {
+    if parts == 1 && width > 0 {
         simd(
             #[inline(always)]
             || f(0..rows, out, &mut partials),
