@@ -17,7 +17,7 @@ use crate::cli::BenchArgs;
 use crate::config::{self, Config, StorageType};
 use crate::data::Source;
 use crate::launch::{self, Process, Rank};
-use crate::metrics::{BENCH_FILE, Ceilings, KernelShare, StepSpeed, write_atomically};
+use crate::metrics::{BENCH_FILE, Ceilings, InnerProducts, KernelShare, StepSpeed, write_atomically};
 use crate::moe::Routings;
 use crate::plan::{Task, step};
 use crate::train;
@@ -62,7 +62,7 @@ pub(super) fn run(arguments: BenchArgs) -> Result<(), CommandFailure> {
 
 /// What a rank measured.
 struct RankSpeed {
-    ceilings: RankCeilings,
+    ceilings: Ceilings,
     threads: usize,
     /// Of each timed step.
     seconds: Vec<f64>,
@@ -71,8 +71,11 @@ struct RankSpeed {
 }
 
 fn measure(rank: &Rank, config: &Config, data: &Arc<dyn Source>, steps: u64) -> Result<RankSpeed, train::Error> {
-    let room = train::rank_memory(config, config.parallel.ranks).unwrap_or(u64::MAX) / 2;
-    let ceilings = ceilings(&rank.device, &rank.world, room)?;
+    // Matrices stay beside the model: steps and products are timed in turn.
+    let room = train::rank_memory(config, config.parallel.ranks).unwrap_or(u64::MAX) / 8;
+    let RankCeilings { rates: [f32_flops, bf16_flops, copied], sides, products: [f32s, bf16s] } =
+        ceilings(&rank.device, &rank.world, room)?;
+    let mut product = if config.train.dtype == StorageType::Bf16 { bf16s } else { f32s };
     let mut trainer = train::trainer(rank, config)?;
     train::begin(rank, &mut trainer, config)?;
     trainer.routings = Arc::new(Routings { migration: train::migration_policy(config), ..Routings::NONE });
@@ -82,21 +85,23 @@ fn measure(rank: &Rank, config: &Config, data: &Arc<dyn Source>, steps: u64) -> 
     }
     let device = trainer.device.clone();
     device.take_kernel_times();
-    let before = device.multiply_adds();
-    let mut seconds = Vec::new();
+    let (mut seconds, mut beside, mut multiply_adds) = (Vec::new(), Vec::new(), 0);
+    let mut kernels = BTreeMap::<_, KernelTime>::new();
     for step in WARM_UP + 1..=WARM_UP + steps {
+        let batch = loader.next()?;
+        let before = device.multiply_adds();
         let begun = Instant::now();
-        trainer.step(&loader.next()?, step)?;
+        trainer.step(&batch, step)?;
         device.wait();
         seconds.push(begun.elapsed().as_secs_f64());
+        multiply_adds += device.multiply_adds() - before;
+        device.take_kernel_times().into_iter().for_each(|(name, time)| *kernels.entry(name).or_default() += time);
+        beside.push(product.rate()?);
+        device.take_kernel_times();
     }
-    Ok(RankSpeed {
-        ceilings,
-        threads: device.threads(),
-        seconds,
-        kernels: device.take_kernel_times(),
-        multiply_adds: device.multiply_adds() - before,
-    })
+    let beside = beside.iter().sum::<f64>() / steps as f64;
+    let ceilings = Ceilings { f32_flops, bf16_flops, copied, sides, beside };
+    Ok(RankSpeed { ceilings, threads: device.threads(), seconds, kernels, multiply_adds })
 }
 
 fn speed(config: &Config, ranks: &[RankSpeed]) -> StepSpeed {
@@ -111,7 +116,7 @@ fn speed(config: &Config, ranks: &[RankSpeed]) -> StepSpeed {
     let mut seconds: Vec<f64> = (0..steps).map(slowest).collect();
     seconds.sort_by(f64::total_cmp);
     let median = (seconds[(steps - 1) / 2] + seconds[steps / 2]) / 2.0;
-    let ceiling = |which: usize| ranks.iter().map(|rank| rank.ceilings.rates[which]).sum();
+    let ceiling = |which: fn(&Ceilings) -> f64| ranks.iter().map(|rank| which(&rank.ceilings)).sum();
     let per_step = (steps * ranks.len()) as f64;
     let shares = shares(ranks, per_step);
     let of_kind = |kind, name: &str| {
@@ -122,26 +127,36 @@ fn speed(config: &Config, ranks: &[RankSpeed]) -> StepSpeed {
             ..sum
         })
     };
+    let attending = || {
+        let kernels = ranks.iter().flat_map(|rank| &rank.kernels);
+        kernels.filter(|(name, _)| KernelKind::of(name) == KernelKind::Attention).map(|(_, time)| time)
+    };
     StepSpeed {
         processor: devices::processor(),
         ranks: ranks.len(),
         threads: ranks[0].threads,
         dtype: if config.train.dtype == StorageType::Bf16 { "bf16" } else { "f32" }.to_owned(),
         ceilings: Ceilings {
-            f32_flops: ceiling(0),
-            bf16_flops: ceiling(1),
-            copied: ceiling(2),
+            f32_flops: ceiling(|of| of.f32_flops),
+            bf16_flops: ceiling(|of| of.bf16_flops),
+            copied: ceiling(|of| of.copied),
             sides: ranks[0].ceilings.sides,
+            beside: ceiling(|of| of.beside),
         },
         steps,
         seconds: median,
         fastest: seconds[0],
         slowest: seconds[steps - 1],
+        mean: seconds.iter().sum::<f64>() / steps as f64,
         tokens_per_s: config.train.batch_tokens as f64 / median,
         model_flop: (0..ranks.len()).map(of_model).sum(),
         product_flop: ranks.iter().map(|rank| 2.0 * rank.multiply_adds as f64).sum::<f64>() / steps as f64,
         products: of_kind(KernelKind::Product, "products"),
         attention: of_kind(KernelKind::Attention, "attention"),
+        attention_products: InnerProducts {
+            seconds: attending().map(|time| time.products.as_secs_f64()).sum::<f64>() / per_step,
+            flop: attending().map(|time| 2.0 * time.multiply_adds as f64).sum::<f64>() / steps as f64,
+        },
         others: shares.into_iter().filter(|share| KernelKind::of(&share.name) == KernelKind::Other).collect(),
     }
 }
@@ -174,6 +189,11 @@ fn table(speed: &StepSpeed) -> String {
     line("ceilings", format!("{:>14}  products in f32, {f32s}, on all ranks at once", flops(ceilings.f32_flops)));
     line("", format!("{:>14}  products in bf16, {bf16s}", flops(ceilings.bf16_flops)));
     line("", format!("{:>14}  copied, read and written", format!("{}B/s", short(ceilings.copied as u64))));
+    let dtype = &speed.dtype;
+    line(
+        "",
+        format!("{:>14}  products in {dtype} beside the steps: the ceiling of what follows", flops(ceilings.beside)),
+    );
     line(
         "step",
         format!(
@@ -188,17 +208,18 @@ fn table(speed: &StepSpeed) -> String {
     line(
         "",
         format!(
-            "{}FLOP of the model: {:.0} % of the ceiling (model FLOP utilisation)",
+            "{}FLOP of the model, mean {}: {:.0} % of the ceiling (model FLOP utilisation)",
             short(speed.model_flop as u64),
+            duration(speed.mean),
             100.0 * speed.utilization()
         ),
     );
-    let share = |seconds: f64| format!("{:>10} {:>4.0} %", duration(seconds), 100.0 * seconds / speed.seconds);
+    let share = |seconds: f64| format!("{:>10} {:>4.0} %", duration(seconds), 100.0 * seconds / speed.mean);
     line(
         "products",
         format!("{}, at {:.0} % of the ceiling", share(speed.products.seconds), 100.0 * speed.products_of_ceiling()),
     );
-    line("attention", share(speed.attention.seconds));
+    line("attention", format!("{}{}", share(speed.attention.seconds), within_attention(speed)));
     let (told, rest) = speed.others.split_at(speed.others.len().min(TOLD));
     for (i, kernel) in told.iter().enumerate() {
         line(if i == 0 { "others" } else { "" }, format!("{}  {}", share(kernel.seconds), kernel.name));
@@ -206,5 +227,16 @@ fn table(speed: &StepSpeed) -> String {
     let rest: f64 = rest.iter().map(|kernel| kernel.seconds).sum();
     line("", format!("{}  all other kernels", share(rest)));
     line("outside", format!("{}  of kernels: waiting for ranks and data, the program", share(speed.outside())));
+    line("all", format!("{}  of the step is not in products", share(speed.no_products())));
     text
+}
+
+fn within_attention(speed: &StepSpeed) -> String {
+    let products = speed.attention_products;
+    if products.seconds == 0.0 {
+        return String::new();
+    }
+    let (time, part) = (duration(products.seconds), 100.0 * products.seconds / speed.mean);
+    let rate = 100.0 * speed.attention_products_of_ceiling();
+    format!(", of which products are {time}, {part:.0} %, at {rate:.0} % of the ceiling")
 }

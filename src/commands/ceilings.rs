@@ -18,36 +18,67 @@ const ROWS: [usize; 2] = [1 << 10, 1 << 18];
 const ROW: usize = 1 << 10;
 
 /// Of one rank, while all ranks do the same.
-pub(super) struct RankCeilings {
+pub(super) struct RankCeilings<'a> {
     /// Of products in f32 and in bf16, floating-point operations a second, and of copies, bytes a second.
     pub(super) rates: [f64; 3],
     /// Of the matrices in either type.
     pub(super) sides: [usize; 2],
+    /// The products in f32 and in bf16, to be run again.
+    pub(super) products: [Repeated<'a>; 2],
+}
+
+/// Something that is run and timed again and again.
+pub(super) struct Repeated<'a> {
+    trial: Trial<'a>,
+    run: Box<dyn FnMut() + 'a>,
+    /// Floating-point operations of a run.
+    flop: f64,
+    /// Runs that last long enough.
+    runs: usize,
+}
+
+impl Repeated<'_> {
+    /// Floating-point operations a second, now. Collective.
+    pub(super) fn rate(&mut self) -> Result<f64, CommError> {
+        Ok(self.flop * self.runs as f64 / self.trial.seconds(self.runs, &mut self.run)?)
+    }
 }
 
 /// Measures with at most `room` bytes at once, unless the smallest sizes need more. Collective over `world`.
-pub(super) fn ceilings(
-    device: &Arc<Device>,
-    world: &Arc<dyn Communicator>,
+pub(super) fn ceilings<'a>(
+    device: &'a Arc<Device>,
+    world: &'a Arc<dyn Communicator>,
     room: u64,
-) -> Result<RankCeilings, CommError> {
+) -> Result<RankCeilings<'a>, CommError> {
     let trial = Trial { device, world };
-    let (f32s, f32_seconds) = trial.products(Dtype::F32, room)?;
-    let (bf16s, bf16_seconds) = trial.products(Dtype::Bf16, room)?;
-    let (rows, copy_seconds) = trial.copies(room)?;
+    let [f32s, bf16s] = [trial.products(Dtype::F32, room)?, trial.products(Dtype::Bf16, room)?];
+    let copies = trial.copies(room)?;
     let flop = |side: usize| 2.0 * (side as f64).powi(3);
-    let copied = (2 * rows * ROW * size_of::<f32>()) as f64;
-    let rates = [flop(f32s) / f32_seconds, flop(bf16s) / bf16_seconds, copied / copy_seconds];
-    Ok(RankCeilings { rates, sides: [f32s, bf16s] })
+    let copied = (2 * copies.size * ROW * size_of::<f32>()) as f64;
+    let rates = [flop(f32s.size) / f32s.seconds, flop(bf16s.size) / bf16s.seconds, copied / copies.seconds];
+    let sides = [f32s.size, bf16s.size];
+    let products =
+        [f32s, bf16s].map(|found| Repeated { trial, flop: flop(found.size), runs: found.runs, run: found.run });
+    Ok(RankCeilings { rates, sides, products })
 }
 
+/// A size that is large enough.
+struct Found<'a> {
+    size: usize,
+    run: Box<dyn FnMut() + 'a>,
+    /// Runs that last long enough, and the seconds of one at best.
+    runs: usize,
+    seconds: f64,
+}
+
+#[derive(Clone, Copy)]
 struct Trial<'a> {
     device: &'a Arc<Device>,
     world: &'a Arc<dyn Communicator>,
 }
 
-impl Trial<'_> {
-    fn products(&self, dtype: Dtype, room: u64) -> Result<(usize, f64), CommError> {
+impl<'a> Trial<'a> {
+    fn products(self, dtype: Dtype, room: u64) -> Result<Found<'a>, CommError> {
         // With a matrix of f32 of which one of bf16 is made.
         let bytes = |side: usize| 4 * (side * side * size_of::<f32>()) as u64;
         self.grown(
@@ -67,7 +98,7 @@ impl Trial<'_> {
         )
     }
 
-    fn copies(&self, room: u64) -> Result<(usize, f64), CommError> {
+    fn copies(self, room: u64) -> Result<Found<'a>, CommError> {
         let bytes = |rows: usize| 2 * (rows * ROW * size_of::<f32>()) as u64;
         self.grown(
             ROWS,
@@ -80,12 +111,12 @@ impl Trial<'_> {
     }
 
     /// The size, doubled until one run is long enough or the next has no room, and the seconds of a run.
-    fn grown<F: FnMut()>(
-        &self,
+    fn grown<F: FnMut() + 'a>(
+        self,
         [least, most]: [usize; 2],
         fits: impl Fn(usize) -> bool,
         make: impl Fn(usize) -> F,
-    ) -> Result<(usize, f64), CommError> {
+    ) -> Result<Found<'a>, CommError> {
         // The first run takes memory.
         let begun = |size: usize| {
             let mut run = make(size);
@@ -106,11 +137,12 @@ impl Trial<'_> {
         }
         let runs = (LONG_ENOUGH / once).ceil().clamp(1.0, 1000.0) as usize;
         let tries = (0..TRIES).map(|_| Ok::<_, CommError>(self.seconds(runs, &mut run)? / runs as f64));
-        Ok((size, tries.collect::<Result<Vec<_>, _>>()?.into_iter().fold(once, f64::min)))
+        let seconds = tries.collect::<Result<Vec<_>, _>>()?.into_iter().fold(once, f64::min);
+        Ok(Found { size, run: Box::new(run), runs, seconds })
     }
 
     /// Of the slowest rank, where all begin together.
-    fn seconds(&self, runs: usize, run: &mut impl FnMut()) -> Result<f64, CommError> {
+    fn seconds(self, runs: usize, run: &mut impl FnMut()) -> Result<f64, CommError> {
         self.world.barrier()?;
         let begun = Instant::now();
         (0..runs).for_each(|_| run());
@@ -120,7 +152,7 @@ impl Trial<'_> {
     }
 
     /// Whether it is so on every rank.
-    fn all(&self, is_so: bool) -> Result<bool, CommError> {
+    fn all(self, is_so: bool) -> Result<bool, CommError> {
         let least = self.world.all_reduce(Reduce::Min, vec![f64::from(u8::from(is_so))])?;
         Ok(least.into_f64()[0] > 0.0)
     }

@@ -57,7 +57,7 @@ fn here(config: &Config, neighbours: usize) -> Result<Machine, CommandFailure> {
     let memory = apart.or_else(of_the_machine).ok_or_else(|| {
         CommandFailure::Request(anyhow::anyhow!("how much memory is free is not known here: name a --device"))
     })?;
-    let RankCeilings { rates: [f32_flops, bf16_flops, bandwidth], .. } = measured(&opened.device, memory)?;
+    let [f32_flops, bf16_flops, bandwidth] = measured(&opened.device, memory)?;
     let wire = LinkSpeed { latency_s: LATENCY, message_s: 0.0, bandwidth };
     Ok(Machine {
         name: HERE.to_owned(),
@@ -75,10 +75,10 @@ fn here(config: &Config, neighbours: usize) -> Result<Machine, CommandFailure> {
     })
 }
 
-/// What a rank's device reaches that has so much memory.
-fn measured(device: &Arc<Device>, memory: u64) -> Result<RankCeilings, CommandFailure> {
+/// What a rank's device reaches that has so much memory: [`RankCeilings::rates`].
+fn measured(device: &Arc<Device>, memory: u64) -> Result<[f64; 3], CommandFailure> {
     let alone = guildhall_comm::solo::world();
-    let measured = on_device(|| ceilings(device, &alone, memory / 2));
+    let measured = on_device(|| ceilings(device, &alone, memory / 2).map(|RankCeilings { rates, .. }| rates));
     let of_device = |failure| train::Error::Device { rank: 0, place: device.scope(), failure };
     measured.map_err(of_device).map_err(CommandFailure::run)?.map_err(CommandFailure::run)
 }

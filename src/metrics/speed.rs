@@ -22,6 +22,9 @@ pub struct Ceilings {
     /// Of the matrices in f32 and in bf16, each the smallest that took long enough.
     #[serde(default)]
     pub sides: [usize; 2],
+    /// Of the products in the type of the weights, run after each step: the mean. Steps and these runs share what a machine's
+    /// speed changes by meanwhile, so that shares are of this ceiling.
+    pub beside: f64,
 }
 
 /// The kernels of a name, or of a kind.
@@ -32,6 +35,15 @@ pub struct KernelShare {
     pub seconds: f64,
     /// Calls a step, the mean of all ranks.
     pub calls: f64,
+}
+
+/// The products within kernels of a kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct InnerProducts {
+    /// Seconds a step, the mean of all ranks; 0 on a device whose kernels cannot tell.
+    pub seconds: f64,
+    /// Floating-point operations a step, of all ranks, with those that a mask makes void.
+    pub flop: f64,
 }
 
 /// The speed of a recipe's steps.
@@ -50,6 +62,8 @@ pub struct StepSpeed {
     pub seconds: f64,
     pub fastest: f64,
     pub slowest: f64,
+    /// Mean over the steps, of which kernels' times are parts.
+    pub mean: f64,
     pub tokens_per_s: f64,
     /// Floating-point operations of a step's products and attention, forward and backward, without what runs again; of all
     /// ranks, with rows spread evenly over experts.
@@ -58,30 +72,41 @@ pub struct StepSpeed {
     pub product_flop: f64,
     pub products: KernelShare,
     pub attention: KernelShare,
+    /// Those of attention.
+    pub attention_products: InnerProducts,
     /// Kernels that are neither, those that took longest first.
     pub others: Vec<KernelShare>,
 }
 
 impl StepSpeed {
-    /// The ceiling of products in the type of the weights.
-    pub fn ceiling(&self) -> f64 {
-        if self.dtype == "bf16" { self.ceilings.bf16_flops } else { self.ceilings.f32_flops }
-    }
-
     /// Model FLOP utilisation: the share of the ceiling that the model's operations reach over the whole step.
     pub fn utilization(&self) -> f64 {
-        self.model_flop / self.seconds / self.ceiling()
+        self.model_flop / self.mean / self.ceilings.beside
     }
 
-    /// The share of the ceiling that products reach while they run.
+    /// The share of the ceiling that products reach while they run, attention's aside.
     pub fn products_of_ceiling(&self) -> f64 {
-        if self.products.seconds > 0.0 { self.product_flop / self.products.seconds / self.ceiling() } else { 0.0 }
+        self.of_ceiling(self.product_flop, self.products.seconds)
+    }
+
+    /// The same of those within attention.
+    pub fn attention_products_of_ceiling(&self) -> f64 {
+        self.of_ceiling(self.attention_products.flop, self.attention_products.seconds)
+    }
+
+    fn of_ceiling(&self, flop: f64, seconds: f64) -> f64 {
+        if seconds > 0.0 { flop / seconds / self.ceilings.beside } else { 0.0 }
+    }
+
+    /// Seconds of a step in which nothing is multiplied.
+    pub fn no_products(&self) -> f64 {
+        (self.mean - self.products.seconds - self.attention_products.seconds).max(0.0)
     }
 
     /// Seconds of a step in which no kernel runs: waiting for other ranks, for data, and the program itself.
     pub fn outside(&self) -> f64 {
         let others: f64 = self.others.iter().map(|kernel| kernel.seconds).sum();
-        (self.seconds - self.products.seconds - self.attention.seconds - others).max(0.0)
+        (self.mean - self.products.seconds - self.attention.seconds - others).max(0.0)
     }
 
     /// Reads the measurement in the folder `run`; [`Error::is_not_found`] tells a run without one.
@@ -100,27 +125,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_of_the_ceiling_of_the_type() {
+    fn shares_are_of_the_ceiling_beside_the_steps() {
         let share = |seconds| KernelShare { name: String::new(), seconds, calls: 1.0 };
-        let mut speed = StepSpeed {
+        let speed = StepSpeed {
             processor: String::new(),
             ranks: 1,
             threads: 2,
             dtype: "f32".to_owned(),
-            ceilings: Ceilings { f32_flops: 100.0, bf16_flops: 200.0, copied: 1.0, sides: [256; 2] },
+            ceilings: Ceilings { f32_flops: 100.0, bf16_flops: 200.0, copied: 1.0, sides: [256; 2], beside: 80.0 },
             steps: 1,
-            seconds: 2.0,
-            fastest: 2.0,
-            slowest: 2.0,
+            seconds: 1.5,
+            fastest: 1.5,
+            slowest: 3.0,
+            mean: 2.0,
             tokens_per_s: 1.0,
-            model_flop: 100.0,
-            product_flop: 80.0,
+            model_flop: 80.0,
+            product_flop: 60.0,
             products: share(1.0),
             attention: share(0.25),
+            attention_products: InnerProducts { seconds: 0.125, flop: 5.0 },
             others: vec![share(0.25), share(0.25)],
         };
-        assert_eq!((speed.utilization(), speed.products_of_ceiling(), speed.outside()), (0.5, 0.8, 0.25));
-        speed.dtype = "bf16".to_owned();
-        assert_eq!((speed.utilization(), speed.products_of_ceiling()), (0.25, 0.4));
+        assert_eq!((speed.utilization(), speed.products_of_ceiling()), (0.5, 0.75));
+        assert_eq!((speed.attention_products_of_ceiling(), speed.no_products(), speed.outside()), (0.5, 0.875, 0.25));
     }
 }

@@ -10,6 +10,8 @@ pub(super) fn draw(speed: Option<&StepSpeed>) -> String {
     let figures = [
         ("Model FLOP utilisation", percent(speed.utilization())),
         ("Products, of their ceiling", percent(speed.products_of_ceiling())),
+        ("Of the step not in products", percent(speed.no_products() / speed.mean)),
+        ("Ceiling, beside the steps", format!("{}FLOP/s", quantity(speed.ceilings.beside))),
         ("Ceiling, f32", format!("{}FLOP/s", quantity(speed.ceilings.f32_flops))),
         ("Ceiling, bf16", format!("{}FLOP/s", quantity(speed.ceilings.bf16_flops))),
         ("Copies", format!("{}B/s", quantity(speed.ceilings.copied))),
@@ -18,7 +20,7 @@ pub(super) fn draw(speed: Option<&StepSpeed>) -> String {
     let figures: String =
         figures.iter().map(|(name, value)| format!("<tr><th>{name}</th><td>{value}</td></tr>")).collect();
     let row = |name: &str, seconds: f64| {
-        let share = if speed.seconds > 0.0 { seconds / speed.seconds } else { 0.0 };
+        let share = if speed.mean > 0.0 { seconds / speed.mean } else { 0.0 };
         format!(
             "<tr><th>{}</th><td>{:.2} ms</td><td>{}</td><td class=\"bar\"><i style=\"width:{:.1}%\"></i></td></tr>",
             escape(name),
@@ -28,7 +30,9 @@ pub(super) fn draw(speed: Option<&StepSpeed>) -> String {
         )
     };
     let kernel = |kernel: &KernelShare| row(&kernel.name, kernel.seconds);
-    let kernels: String = [&speed.products, &speed.attention].into_iter().chain(&speed.others).map(kernel).collect();
+    let within = row("products within attention", speed.attention_products.seconds);
+    let [products, attention] = [&speed.products, &speed.attention].map(kernel);
+    let kernels: String = [products, attention, within].into_iter().chain(speed.others.iter().map(kernel)).collect();
     format!(
         "<section><h2>Speed <small>as measured by guildhall bench: {}; ranks {}, threads of each {}, steps {}</small></h2>\n\
          <div class=\"scroll\"><table><caption>Against this machine's ceilings</caption><tbody>{figures}</tbody></table></div>\
@@ -40,6 +44,6 @@ pub(super) fn draw(speed: Option<&StepSpeed>) -> String {
         speed.threads,
         speed.steps,
         row("outside of kernels", speed.outside()),
-        row("step", speed.seconds)
+        row("step", speed.mean)
     )
 }

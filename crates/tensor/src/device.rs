@@ -211,12 +211,17 @@ impl Device {
 
     /// Runs a kernel, or what the host does between kernels and a measurement should tell by a name of its own.
     pub fn timed<R>(&self, kernel: &'static str, run: impl FnOnce() -> R) -> R {
-        let Some(times) = self.times.get() else { return run() };
+        let Some(times) = self.kernel_times() else { return run() };
         let begun = Instant::now();
         let result = run();
         self.wait();
         times.add(kernel, begun);
         result
+    }
+
+    /// Where they are kept, if somebody has asked for them.
+    pub(crate) fn kernel_times(&self) -> Option<&KernelTimes> {
+        self.times.get()
     }
 
     /// How often somebody has waited for elements to come to the host ([`crate::to_host`]).

@@ -9,14 +9,15 @@ use std::ops::Range;
 
 use crate::cpu::attention_blocks::{AttentionBlock, BlockSizes, blocks};
 use crate::cpu::attention_call::{AttentionCall, AttentionSizes, HeadMatrix, Shared, store};
-use crate::cpu::gemm::{ADD, Into, SET, View, gemm_small};
+use crate::cpu::gemm::{ADD, InnerProducts, Into, SET, View};
 use crate::cpu::math::exp;
 use crate::cpu::rows::{dot, simd};
 use crate::cpu::stored::StoredRef;
 use crate::device::Device;
 
 /// Memory of a thread, used for one head after the other.
-struct HeadScratch {
+struct HeadScratch<'a> {
+    products: InnerProducts<'a>,
     q: HeadMatrix,
     k: HeadMatrix,
     v: HeadMatrix,
@@ -32,7 +33,8 @@ struct HeadScratch {
 fn for_tasks(device: &Device, call: &AttentionCall, f: impl Fn(&mut HeadScratch, usize, usize) + Sync) {
     device.for_ranges(call.shape.rows * call.shape.kv_heads, 1, |range| {
         let [q, k, v, dout] = [(); 4].map(|()| HeadMatrix::new(call.in_bf16));
-        let mut scratch = HeadScratch { q, k, v, dout, slopes: Default::default(), block: Default::default() };
+        let (products, slopes, block) = (InnerProducts::new(device), Default::default(), Default::default());
+        let mut scratch = HeadScratch { products, q, k, v, dout, slopes, block };
         for task in range {
             simd(
                 #[inline(always)]
@@ -103,7 +105,7 @@ fn forward(device: &Device, call: &AttentionCall, [q, k, v]: [StoredRef; 3], [ou
 fn forward_head(
     call: &AttentionCall,
     (row, head): (usize, usize),
-    HeadScratch { q, k, v, block: [scores, sums], .. }: &mut HeadScratch,
+    HeadScratch { products, q, k, v, block: [scores, sums], .. }: &mut HeadScratch,
     (out, lse): (Shared, Shared),
 ) {
     let AttentionSizes { value_dim: d, seq, key_seq, heads, .. } = call.shape;
@@ -122,7 +124,7 @@ fn forward_head(
         for block in blocks(seen, queries.clone(), sizes.keys, key_seq) {
             let ([n, keys], first) = (block.sizes(), block.queries.start - i);
             let here = first..first + n;
-            turned_scores(scores, call, ([q, k], &bias), &block);
+            turned_scores(scores, call, (products, [q, k], &bias), &block);
             let shrink = &mut shrink[here.clone()];
             let [top, total] = [&mut top[here.clone()], &mut total[here]];
             to_weights(scores, &block, [top, total, shrink, &mut sum[..n]]);
@@ -132,7 +134,7 @@ fn forward_head(
                     sums.iter_mut().for_each(|x| *x *= shrink);
                 }
             }
-            gemm_small(sums, d, View::new(scores, keys, n, n).t(), v.rows(block.keys.clone()), ADD);
+            products.multiply(sums, d, View::new(scores, keys, n, n).t(), v.rows(block.keys.clone()), ADD);
         }
         for (r, token) in queries.map(|query| row * seq + query).enumerate() {
             // SAFETY: this head's columns of this row belong to this task.
@@ -150,12 +152,12 @@ fn forward_head(
 fn turned_scores(
     scores: &mut [f32],
     call: &AttentionCall,
-    ([q, k], bias): ([&HeadMatrix; 2], &[f32]),
+    (products, [q, k], bias): (&InnerProducts, [&HeadMatrix; 2], &[f32]),
     block: &AttentionBlock,
 ) {
     let [n, _] = block.sizes();
     let (q, k) = (q.rows(block.queries.clone()), k.rows(block.keys.clone()));
-    gemm_small(scores, n, k, q.t(), Into { alpha: call.shape.scale, accumulate: false });
+    products.multiply(scores, n, k, q.t(), Into { alpha: call.shape.scale, accumulate: false });
     if !bias.is_empty() {
         // Distances fall by one from a query to the next.
         let nearest = call.first_distance(block.queries.end - 1);
@@ -317,7 +319,7 @@ impl TermGradients {
 fn backward_head(
     call: &AttentionCall,
     saved: &SavedHead,
-    HeadScratch { q, k, v, dout, slopes: [dq, dk, dv], block: [p, dp] }: &mut HeadScratch,
+    HeadScratch { products, q, k, v, dout, slopes: [dq, dk, dv], block: [p, dp] }: &mut HeadScratch,
 ) -> TermGradients {
     let AttentionSizes { head_dim: d, value_dim, seq, key_seq, heads, scale, .. } = call.shape;
     let (bias, sink) = (call.bias_of(saved.head), call.sinks.get(saved.head));
@@ -338,8 +340,8 @@ fn backward_head(
         for block in blocks(seen, queries, sizes.keys, key_seq) {
             let ([n, keys], first, j) = (block.sizes(), block.queries.start, block.keys.start);
             let dout = dout.rows(block.queries.clone());
-            scores(p, call, ([q, k], &bias), &block);
-            gemm_small(dp, keys, dout, v.rows(block.keys.clone()).t(), SET);
+            scores(p, call, (products, [q, k], &bias), &block);
+            products.multiply(dp, keys, dout, v.rows(block.keys.clone()).t(), SET);
             for (r, t) in block.queries.clone().enumerate() {
                 let (p, dp) = (&mut p[r * keys..][..keys], &mut dp[r * keys..][..keys]);
                 to_gradients(p, dp, block.keys_of(r), saved.lse[token(t)], inner[t - i], scale);
@@ -350,9 +352,9 @@ fn backward_head(
             }
             let p = View::new(p, n, keys, keys);
             let ds = View::new(dp, n, keys, keys);
-            gemm_small(&mut dv[j * value_dim..], value_dim, p.t(), dout, ADD);
-            gemm_small(&mut dq[first * d..], d, ds, k.rows(block.keys.clone()), ADD);
-            gemm_small(&mut dk[j * d..], d, ds.t(), q.rows(block.queries.clone()), ADD);
+            products.multiply(&mut dv[j * value_dim..], value_dim, p.t(), dout, ADD);
+            products.multiply(&mut dq[first * d..], d, ds, k.rows(block.keys.clone()), ADD);
+            products.multiply(&mut dk[j * d..], d, ds.t(), q.rows(block.queries.clone()), ADD);
         }
     }
     terms
@@ -363,12 +365,12 @@ fn backward_head(
 fn scores(
     scores: &mut [f32],
     call: &AttentionCall,
-    ([q, k], bias): ([&HeadMatrix; 2], &[f32]),
+    (products, [q, k], bias): (&InnerProducts, [&HeadMatrix; 2], &[f32]),
     block: &AttentionBlock,
 ) {
     let [_, keys] = block.sizes();
     let (q, k) = (q.rows(block.queries.clone()), k.rows(block.keys.clone()));
-    gemm_small(scores, keys, q, k.t(), Into { alpha: call.shape.scale, accumulate: false });
+    products.multiply(scores, keys, q, k.t(), Into { alpha: call.shape.scale, accumulate: false });
     if !bias.is_empty() {
         for (query, line) in block.queries.clone().zip(scores.chunks_exact_mut(keys)) {
             let bias = &bias[call.first_distance(query) + block.keys.start..][..keys];

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::attention::{dot_stored, to_gradients};
 use super::attention_call::Shared;
-use super::gemm::{ADD, Into, SET, View, gemm_small};
+use super::gemm::{ADD, InnerProducts, Into, SET, View};
 use super::math::exp;
 use super::rows::{for_rows, largest, simd, sum};
 use super::stored::{StoredNumber, StoredRef, as_numbers};
@@ -67,13 +67,14 @@ impl RelativeAttentionSizes {
 }
 
 /// Calls `f` for every (batch row, head), spread over the device's threads.
-fn for_tasks(device: &Device, call: &RelativeAttentionCall, f: impl Fn(usize, usize) + Sync) {
+fn for_tasks(device: &Device, call: &RelativeAttentionCall, f: impl Fn(&InnerProducts, usize, usize) + Sync) {
     let (rows, heads) = (call.first_key.len() / call.shape.seq, call.shape.heads);
     device.for_ranges(rows * heads, 1, |range| {
+        let products = InnerProducts::new(device);
         for task in range {
             simd(
                 #[inline(always)]
-                || f(task / heads, task % heads),
+                || f(&products, task / heads, task % heads),
             );
         }
     });
@@ -81,6 +82,7 @@ fn for_tasks(device: &Device, call: &RelativeAttentionCall, f: impl Fn(usize, us
 
 /// One head of one batch row, every matrix `[seq, d]` but the distances.
 struct HeadOperands<'a> {
+    products: &'a InnerProducts<'a>,
     shape: RelativeAttentionSizes,
     row: usize,
     head: usize,
@@ -97,7 +99,12 @@ struct HeadOperands<'a> {
 
 impl<'a> HeadOperands<'a> {
     #[inline(always)]
-    fn load(from: &RelativeAttentionCall<'a>, row: usize, head: usize) -> HeadOperands<'a> {
+    fn load(
+        from: &RelativeAttentionCall<'a>,
+        products: &'a InnerProducts<'a>,
+        row: usize,
+        head: usize,
+    ) -> HeadOperands<'a> {
         let shape = from.shape;
         let (d, seq, width) = (shape.head_dim, shape.seq, shape.width());
         let tokens = row * seq..(row + 1) * seq;
@@ -112,6 +119,7 @@ impl<'a> HeadOperands<'a> {
         there.chunks_exact_mut(d).rev().zip(near_first.chunks_exact(d)).for_each(|(to, from)| to.copy_from_slice(from));
         let part = |first: usize| columns(from.keys_values, 2 * width, tokens.clone(), first..first + d);
         HeadOperands {
+            products,
             shape,
             row,
             head,
@@ -151,8 +159,14 @@ impl<'a> HeadOperands<'a> {
         let d = self.shape.head_dim;
         let how = Into { alpha: self.shape.scale(), accumulate: false };
         let far = lines(&self.distances, self.shape.farthest((i, queries), j), queries + keys - 1, d);
-        gemm_small(scores, BLOCK, lines(&self.content, i, queries, d), lines(&self.keys, j, keys, d).t(), how);
-        gemm_small(diagonals, 2 * BLOCK, lines(&self.position, i, queries, d), far.t(), how);
+        self.products.multiply(
+            scores,
+            BLOCK,
+            lines(&self.content, i, queries, d),
+            lines(&self.keys, j, keys, d).t(),
+            how,
+        );
+        self.products.multiply(diagonals, 2 * BLOCK, lines(&self.position, i, queries, d), far.t(), how);
         for r in 0..queries {
             let diagonal = &diagonals[r * 2 * BLOCK + queries - 1 - r..][..keys];
             scores[r * BLOCK..][..keys].iter_mut().zip(diagonal).for_each(|(s, d)| *s += d);
@@ -203,7 +217,7 @@ pub(crate) fn relative_attention(
         device,
         call,
         #[inline(always)]
-        |row, head| forward_head(&HeadOperands::load(call, row, head), out, lse),
+        |products, row, head| forward_head(&HeadOperands::load(call, products, row, head), out, lse),
     );
 }
 
@@ -232,7 +246,7 @@ fn forward_head(head: &HeadOperands, out: Shared, lse: Shared) {
                 }
             }
             let weights = View::new(&scores, queries, keys, BLOCK);
-            gemm_small(&mut sums, d, weights, lines(&head.values, j, keys, d), ADD);
+            head.products.multiply(&mut sums, d, weights, lines(&head.values, j, keys, d), ADD);
         }
         for r in 0..queries {
             let at = (head.row * seq + i + r) * heads + head.head;
@@ -302,8 +316,8 @@ pub(crate) fn relative_attention_back(
         device,
         call,
         #[inline(always)]
-        |row, head| {
-            let slopes = backward_head(&HeadOperands::load(call, row, head), out, lse, dout);
+        |products, row, head| {
+            let slopes = backward_head(&HeadOperands::load(call, products, row, head), out, lse, dout);
             let mut query = slopes.content.clone();
             query.iter_mut().zip(&slopes.position).for_each(|(q, p)| *q += p);
             let store = |to: Shared, (first, width): (usize, usize), column: usize, from: &[f32]| {
@@ -346,7 +360,7 @@ fn backward_head(head: &HeadOperands, out: StoredRef, lse: &[f32], dout: &[f32])
         for j in head.key_blocks(i, queries) {
             let keys = BLOCK.min(seq - j);
             head.scores(&mut p, &mut diagonals, (i, queries), (j, keys));
-            gemm_small(&mut dp, BLOCK, upstream, lines(&head.values, j, keys, d).t(), SET);
+            head.products.multiply(&mut dp, BLOCK, upstream, lines(&head.values, j, keys, d).t(), SET);
             for r in 0..queries {
                 let (from, _, to) = head.visible(i + r, j, keys);
                 let (p, dp) = (&mut p[r * BLOCK..][..keys], &mut dp[r * BLOCK..][..keys]);
@@ -373,7 +387,7 @@ fn content_slopes(
     ((i, queries), (j, keys)): Blocks,
 ) {
     let d = head.shape.head_dim;
-    gemm_small(
+    head.products.multiply(
         &mut slopes.content[i * d..],
         d,
         View::new(ds, queries, keys, BLOCK),
@@ -397,8 +411,20 @@ fn content_slopes(
             kept
         };
         let (p, ds) = (only(p), only(ds));
-        gemm_small(&mut slopes.values[part][j * d..], d, View::new(&p, queries, keys, BLOCK).t(), upstream, ADD);
-        gemm_small(&mut slopes.keys[part][j * d..], d, View::new(&ds, queries, keys, BLOCK).t(), content, ADD);
+        head.products.multiply(
+            &mut slopes.values[part][j * d..],
+            d,
+            View::new(&p, queries, keys, BLOCK).t(),
+            upstream,
+            ADD,
+        );
+        head.products.multiply(
+            &mut slopes.keys[part][j * d..],
+            d,
+            View::new(&ds, queries, keys, BLOCK).t(),
+            content,
+            ADD,
+        );
     }
 }
 
@@ -417,9 +443,15 @@ fn position_slopes(
         diagonals[r * 2 * BLOCK + queries - 1 - r..][..keys].copy_from_slice(&ds[r * BLOCK..][..keys]);
     }
     let (diagonals, far) = (View::new(diagonals, queries, count, 2 * BLOCK), head.shape.farthest((i, queries), j) * d);
-    gemm_small(&mut slopes.position[i * d..], d, diagonals, View::new(&head.distances[far..], count, d, d), ADD);
+    head.products.multiply(
+        &mut slopes.position[i * d..],
+        d,
+        diagonals,
+        View::new(&head.distances[far..], count, d, d),
+        ADD,
+    );
     let position = lines(&head.position, i, queries, d);
-    gemm_small(&mut slopes.distances[far..], d, diagonals.t(), position, ADD);
+    head.products.multiply(&mut slopes.distances[far..], d, diagonals.t(), position, ADD);
 }
 
 #[inline(always)]

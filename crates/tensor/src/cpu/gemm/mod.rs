@@ -7,6 +7,7 @@
 //! crate on the machines measured, see BENCHMARKS.md); everywhere else on the `gemm` crate's.
 
 mod blocking;
+mod inner;
 mod kernel;
 mod view;
 mod wide;
@@ -14,6 +15,7 @@ mod wide;
 use super::mat::{Mat, MatMut};
 use crate::device::Device;
 pub use blocking::{Blocking, ProductBlocks};
+pub(super) use inner::InnerProducts;
 use kernel::{Division, Kernel};
 use view::covers;
 pub(crate) use view::{Numbers, View};
@@ -145,7 +147,7 @@ pub(super) fn gemm_serial<T: SumElement>(device: &Device, c: &mut [T], stride: u
 
 /// The same of matrices so small that it does not matter how they are divided.
 #[track_caller]
-pub(super) fn gemm_small(c: &mut [f32], stride: usize, a: View, b: View, how: Into) {
+fn gemm_small(c: &mut [f32], stride: usize, a: View, b: View, how: Into) {
     let blocks = Kernel::of(a, b).blocks(&Blocking::default());
     multiply_on_thread(c, stride, a, b, how, blocks);
 }
