@@ -93,7 +93,7 @@ fn print(shape: Shape, threads: usize, ms: &[f64]) {
 fn print_kernels(kernels: &BTreeMap<&'static str, KernelTime>, steps: usize) {
     let mut kernels: Vec<_> = kernels.iter().collect();
     kernels.sort_by_key(|(_, kernel)| std::cmp::Reverse(kernel.time));
-    for (name, KernelTime { calls, time }) in kernels {
+    for (name, KernelTime { calls, time, .. }) in kernels {
         let (ms, calls) = (time.as_secs_f64() * 1e3 / steps as f64, *calls as f64 / steps as f64);
         println!("{ms:>10.3} ms {calls:>8.1} calls  {name}");
     }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs Guildhall's benchmarks and its rivals' alternately on this machine and prints ratios as Markdown.
 
-  peers/compare.py gpt|layer|sweep|sweep16|rows|rows16|moe1|moe2|comm|gemm|tape|gpt16|moe16|gemm16|all --python VENV/bin/python --bin DIR
+  peers/compare.py gpt|layer|sweep|sweep16|rows|rows16|moe1|moe2|comm|gemm|tape|gpt16|moe16|gemm16|roof|all --python VENV/bin/python --bin DIR
 
 Every round runs ours and then each rival, each in a process of its own, so that whatever else slows the machine
 slows all of them; a figure is the median over rounds of the processes' own medians, and a ratio is the median over
@@ -139,13 +139,26 @@ def comm(flags):
     yield "Open MPI, shared memory", ["sh", "-c", " && ".join(both)]
 
 
+def roof(flags):
+    """In the place of ours what this machine allows."""
+    places = [flags.bin / "guildhall", flags.bin.parent / "guildhall"]
+    program = next((place for place in places if place.exists()), None)
+    if program is None:
+        sys.exit(f"no guildhall in {flags.bin} or above it: run\n  cargo build --release --bins")
+    workload = "gpt d256 L4 F1024 V4096 b16x128 f32 x1"
+    yield "roof", [sys.executable, str(PEERS / "roof.py"), "--program", str(program.resolve()), "--recipe",
+                   "benches/step/dense.toml", "--workload", workload, "--steps", str(flags.steps)]
+    yield ours(flags, "step", "--workload", "gpt", "--steps", str(flags.steps))
+    yield script(flags, "pytorch/gpt.py", "best")
+
+
 def tape(flags):
     for workload in ["gpt", "moe"]:
         label, command = ours(flags, "step", "--workload", workload, "--tape-overhead", "--steps", str(flags.steps))
         yield f"{label} {workload}", command
 
 
-COMPARISONS = {f.__name__: f for f in [gpt, layer, sweep, sweep16, rows, rows16, moe1, moe2, comm, gemm, tape, gpt16, moe16, gemm16]}
+COMPARISONS = {f.__name__: f for f in [gpt, layer, sweep, sweep16, rows, rows16, moe1, moe2, comm, gemm, tape, gpt16, moe16, gemm16, roof]}
 
 
 # --- running ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use guildhall_tensor::{KernelKind, KernelTime, Phase};
+use guildhall_tensor::{KernelKind, KernelTime, Phase, Work};
 
 use super::blocking::{self, Measuring};
 use super::ceilings::{RankCeilings, ceilings};
@@ -17,7 +17,7 @@ use crate::cli::BenchArgs;
 use crate::config::{self, Config, StorageType};
 use crate::data::Source;
 use crate::launch::{self, Process, Rank};
-use crate::metrics::{BENCH_FILE, Ceilings, InnerProducts, KernelShare, StepSpeed, write_atomically};
+use crate::metrics::{AttentionProducts, BENCH_FILE, Ceilings, KernelShare, StepSpeed, write_atomically};
 use crate::moe::Routings;
 use crate::plan::{Task, step};
 use crate::train;
@@ -73,7 +73,7 @@ struct RankSpeed {
 fn measure(rank: &Rank, config: &Config, data: &Arc<dyn Source>, steps: u64) -> Result<RankSpeed, train::Error> {
     // Matrices stay beside the model: steps and products are timed in turn.
     let room = train::rank_memory(config, config.parallel.ranks).unwrap_or(u64::MAX) / 8;
-    let RankCeilings { rates: [f32_flops, bf16_flops, copied], sides, products: [f32s, bf16s] } =
+    let RankCeilings { rates: [f32_flops, bf16_flops, copied], sides, repeated: [f32s, bf16s, mut copies] } =
         ceilings(&rank.device, &rank.world, room)?;
     let mut product = if config.train.dtype == StorageType::Bf16 { bf16s } else { f32s };
     let mut trainer = train::trainer(rank, config)?;
@@ -85,7 +85,7 @@ fn measure(rank: &Rank, config: &Config, data: &Arc<dyn Source>, steps: u64) -> 
     }
     let device = trainer.device.clone();
     device.take_kernel_times();
-    let (mut seconds, mut beside, mut multiply_adds) = (Vec::new(), Vec::new(), 0);
+    let (mut seconds, mut beside, mut multiply_adds) = (Vec::new(), [0.0; 2], 0);
     let mut kernels = BTreeMap::<_, KernelTime>::new();
     for step in WARM_UP + 1..=WARM_UP + steps {
         let batch = loader.next()?;
@@ -96,20 +96,28 @@ fn measure(rank: &Rank, config: &Config, data: &Arc<dyn Source>, steps: u64) -> 
         seconds.push(begun.elapsed().as_secs_f64());
         multiply_adds += device.multiply_adds() - before;
         device.take_kernel_times().into_iter().for_each(|(name, time)| *kernels.entry(name).or_default() += time);
-        beside.push(product.rate()?);
+        beside[0] += product.rate()? / steps as f64;
+        beside[1] += copies.rate()? / steps as f64;
         device.take_kernel_times();
     }
-    let beside = beside.iter().sum::<f64>() / steps as f64;
-    let ceilings = Ceilings { f32_flops, bf16_flops, copied, sides, beside };
+    let ceilings = Ceilings { f32_flops, bf16_flops, copied, sides, beside: beside[0], copied_beside: beside[1] };
     Ok(RankSpeed { ceilings, threads: device.threads(), seconds, kernels, multiply_adds })
 }
 
 fn speed(config: &Config, ranks: &[RankSpeed]) -> StepSpeed {
     let task = Task::of(config, train::sizes(config));
-    let of_model = |rank| {
-        let work = step(&task, rank, &EVEN).work;
-        let kept = work.into_iter().filter(|((phase, _), _)| matches!(phase, Phase::Forward | Phase::Backward));
+    let work: Vec<_> = (0..ranks.len()).map(|rank| step(&task, rank, &EVEN).work).collect();
+    let of_model = |work: &BTreeMap<(Phase, _), Work>| {
+        let kept = work.iter().filter(|((phase, _), _)| matches!(phase, Phase::Forward | Phase::Backward));
         kept.map(|(_, work)| 2.0 * work.multiply_adds as f64).sum::<f64>()
+    };
+    let roof = |(work, rank): (&BTreeMap<_, Work>, &RankSpeed)| {
+        let Ceilings { beside, copied_beside, .. } = rank.ceilings;
+        let seconds = |work: &Work| {
+            let arithmetic = 2.0 * work.multiply_adds as f64 / beside;
+            arithmetic.max(work.product_bytes as f64 / copied_beside) + work.other_bytes as f64 / copied_beside
+        };
+        work.values().map(seconds).sum::<f64>()
     };
     let steps = ranks[0].seconds.len();
     let slowest = |step: usize| ranks.iter().map(|rank| rank.seconds[step]).fold(0.0, f64::max);
@@ -142,6 +150,7 @@ fn speed(config: &Config, ranks: &[RankSpeed]) -> StepSpeed {
             copied: ceiling(|of| of.copied),
             sides: ranks[0].ceilings.sides,
             beside: ceiling(|of| of.beside),
+            copied_beside: ceiling(|of| of.copied_beside),
         },
         steps,
         seconds: median,
@@ -149,11 +158,12 @@ fn speed(config: &Config, ranks: &[RankSpeed]) -> StepSpeed {
         slowest: seconds[steps - 1],
         mean: seconds.iter().sum::<f64>() / steps as f64,
         tokens_per_s: config.train.batch_tokens as f64 / median,
-        model_flop: (0..ranks.len()).map(of_model).sum(),
+        roof: work.iter().zip(ranks).map(roof).fold(0.0, f64::max),
+        model_flop: work.iter().map(of_model).sum(),
         product_flop: ranks.iter().map(|rank| 2.0 * rank.multiply_adds as f64).sum::<f64>() / steps as f64,
         products: of_kind(KernelKind::Product, "products"),
         attention: of_kind(KernelKind::Attention, "attention"),
-        attention_products: InnerProducts {
+        attention_products: AttentionProducts {
             seconds: attending().map(|time| time.products.as_secs_f64()).sum::<f64>() / per_step,
             flop: attending().map(|time| 2.0 * time.multiply_adds as f64).sum::<f64>() / steps as f64,
         },
@@ -194,6 +204,7 @@ fn table(speed: &StepSpeed) -> String {
         "",
         format!("{:>14}  products in {dtype} beside the steps: the ceiling of what follows", flops(ceilings.beside)),
     );
+    line("", format!("{:>14}  copied beside the steps", format!("{}B/s", short(ceilings.copied_beside as u64))));
     line(
         "step",
         format!(
@@ -212,6 +223,14 @@ fn table(speed: &StepSpeed) -> String {
             short(speed.model_flop as u64),
             duration(speed.mean),
             100.0 * speed.utilization()
+        ),
+    );
+    line(
+        "",
+        format!(
+            "{} with products at the ceiling and all else at the speed of copies: the roof, of which the step reaches {:.0} %",
+            duration(speed.roof),
+            100.0 * speed.roof / speed.mean
         ),
     );
     let share = |seconds: f64| format!("{:>10} {:>4.0} %", duration(seconds), 100.0 * seconds / speed.mean);

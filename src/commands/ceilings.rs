@@ -23,24 +23,24 @@ pub(super) struct RankCeilings<'a> {
     pub(super) rates: [f64; 3],
     /// Of the matrices in either type.
     pub(super) sides: [usize; 2],
-    /// The products in f32 and in bf16, to be run again.
-    pub(super) products: [Repeated<'a>; 2],
+    /// What was timed for each of the rates, to be run again.
+    pub(super) repeated: [Repeated<'a>; 3],
 }
 
 /// Something that is run and timed again and again.
 pub(super) struct Repeated<'a> {
     trial: Trial<'a>,
     run: Box<dyn FnMut() + 'a>,
-    /// Floating-point operations of a run.
-    flop: f64,
+    /// Floating-point operations of a run, or bytes.
+    amount: f64,
     /// Runs that last long enough.
     runs: usize,
 }
 
 impl Repeated<'_> {
-    /// Floating-point operations a second, now. Collective.
+    /// Of this, so much a second, now. Collective.
     pub(super) fn rate(&mut self) -> Result<f64, CommError> {
-        Ok(self.flop * self.runs as f64 / self.trial.seconds(self.runs, &mut self.run)?)
+        Ok(self.amount * self.runs as f64 / self.trial.seconds(self.runs, &mut self.run)?)
     }
 }
 
@@ -51,15 +51,18 @@ pub(super) fn ceilings<'a>(
     room: u64,
 ) -> Result<RankCeilings<'a>, CommError> {
     let trial = Trial { device, world };
-    let [f32s, bf16s] = [trial.products(Dtype::F32, room)?, trial.products(Dtype::Bf16, room)?];
-    let copies = trial.copies(room)?;
+    let found = [trial.products(Dtype::F32, room)?, trial.products(Dtype::Bf16, room)?, trial.copies(room)?];
+    let sides = [found[0].size, found[1].size];
     let flop = |side: usize| 2.0 * (side as f64).powi(3);
-    let copied = (2 * copies.size * ROW * size_of::<f32>()) as f64;
-    let rates = [flop(f32s.size) / f32s.seconds, flop(bf16s.size) / bf16s.seconds, copied / copies.seconds];
-    let sides = [f32s.size, bf16s.size];
-    let products =
-        [f32s, bf16s].map(|found| Repeated { trial, flop: flop(found.size), runs: found.runs, run: found.run });
-    Ok(RankCeilings { rates, sides, products })
+    let copied = (2 * found[2].size * ROW * size_of::<f32>()) as f64;
+    let amounts = [flop(sides[0]), flop(sides[1]), copied];
+    let rates = [0, 1, 2].map(|i| amounts[i] / found[i].seconds);
+    let mut amounts = amounts.into_iter();
+    let repeated = found.map(|Found { run, runs, .. }| {
+        let amount = amounts.next().expect("one for each");
+        Repeated { trial, run, amount, runs }
+    });
+    Ok(RankCeilings { rates, sides, repeated })
 }
 
 /// A size that is large enough.

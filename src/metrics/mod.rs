@@ -38,7 +38,7 @@ pub use record::{
     UnsentRecord, by_language, load_entropy, share,
 };
 pub use scores::{PartScores, RunScores, SCORES_FILE};
-pub use speed::{BENCH_FILE, Ceilings, InnerProducts, KernelShare, StepSpeed};
+pub use speed::{AttentionProducts, BENCH_FILE, Ceilings, KernelShare, StepSpeed};
 pub use summary::{
     CollectiveTraffic, CondensedSummary, DeadExpert, Imbalance, Offloaded, SUMMARY_FILE, Status, Summary,
     median_tokens_per_s,

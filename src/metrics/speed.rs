@@ -25,6 +25,8 @@ pub struct Ceilings {
     /// Of the products in the type of the weights, run after each step: the mean. Steps and these runs share what a machine's
     /// speed changes by meanwhile, so that shares are of this ceiling.
     pub beside: f64,
+    /// Of copies, bytes a second, likewise.
+    pub copied_beside: f64,
 }
 
 /// The kernels of a name, or of a kind.
@@ -39,7 +41,7 @@ pub struct KernelShare {
 
 /// The products within kernels of a kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct InnerProducts {
+pub struct AttentionProducts {
     /// Seconds a step, the mean of all ranks; 0 on a device whose kernels cannot tell.
     pub seconds: f64,
     /// Floating-point operations a step, of all ranks, with those that a mask makes void.
@@ -65,6 +67,9 @@ pub struct StepSpeed {
     /// Mean over the steps, of which kernels' times are parts.
     pub mean: f64,
     pub tokens_per_s: f64,
+    /// Seconds that a step would take with products, attention's too, at the ceiling, or their operands at the speed of copies
+    /// where these take longer, and what all other kernels read and write at that speed, without waiting; of the slowest rank.
+    pub roof: f64,
     /// Floating-point operations of a step's products and attention, forward and backward, without what runs again; of all
     /// ranks, with rows spread evenly over experts.
     pub model_flop: f64,
@@ -73,7 +78,7 @@ pub struct StepSpeed {
     pub products: KernelShare,
     pub attention: KernelShare,
     /// Those of attention.
-    pub attention_products: InnerProducts,
+    pub attention_products: AttentionProducts,
     /// Kernels that are neither, those that took longest first.
     pub others: Vec<KernelShare>,
 }
@@ -132,18 +137,26 @@ mod tests {
             ranks: 1,
             threads: 2,
             dtype: "f32".to_owned(),
-            ceilings: Ceilings { f32_flops: 100.0, bf16_flops: 200.0, copied: 1.0, sides: [256; 2], beside: 80.0 },
+            ceilings: Ceilings {
+                f32_flops: 100.0,
+                bf16_flops: 200.0,
+                copied: 1.0,
+                sides: [256; 2],
+                beside: 80.0,
+                copied_beside: 1.0,
+            },
             steps: 1,
             seconds: 1.5,
             fastest: 1.5,
             slowest: 3.0,
             mean: 2.0,
             tokens_per_s: 1.0,
+            roof: 1.0,
             model_flop: 80.0,
             product_flop: 60.0,
             products: share(1.0),
             attention: share(0.25),
-            attention_products: InnerProducts { seconds: 0.125, flop: 5.0 },
+            attention_products: AttentionProducts { seconds: 0.125, flop: 5.0 },
             others: vec![share(0.25), share(0.25)],
         };
         assert_eq!((speed.utilization(), speed.products_of_ceiling()), (0.5, 0.75));

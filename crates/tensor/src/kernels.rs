@@ -20,7 +20,7 @@ use crate::cpu::columns::ColumnRange;
 use crate::cpu::gather::Width;
 use crate::cpu::grouped_swiglu::Widths;
 use crate::cpu::product::{Matrix, Product};
-use crate::cpu::relative_attention as relative;
+use crate::cpu::relative_attention_call::RelativeAttentionSizes;
 use crate::cpu::select::Among;
 use crate::cpu::variation::RowGroup;
 use crate::device::Engine;
@@ -390,16 +390,16 @@ kernels! {
         reads (qkv: f32, cos: f32, sin: f32, bias: f32, sinks: f32) with (shape: AttentionSizes, cached: usize, window: usize);
     relative_attention::relative_attention(out: f32, lse: f32)
         reads (q: any, kv: any, distances: any, u: f32, v: f32, first_key: u32, own_key: u32)
-        with (shape: relative::RelativeAttentionSizes);
+        with (shape: RelativeAttentionSizes);
     /// Of what rows share (`distances`, u, v) each row of the batch gets a copy, to be added up.
     relative_attention::relative_attention_back(dq: f32, dkv: f32, remembered: f32, ddistances: f32, du: f32, dv: f32)
         reads (q: any, kv: any, distances: any, u: f32, v: f32, first_key: u32, own_key: u32,
             out: any, lse: f32, g: f32)
-        with (shape: relative::RelativeAttentionSizes);
+        with (shape: RelativeAttentionSizes);
     /// `to (+)=` the sum of copies.
     relative_attention::sum_copies(to: f32) reads (parts: f32) with (accumulate: bool) within (sums_of(parts));
     cached_attention::relative_attend_cached(out: f32, keys: f32, values: f32)
-        reads (q: f32, kv: f32, distances: f32, u: f32, v: f32, first_key: u32) with (shape: relative::RelativeAttentionSizes, cached: usize);
+        reads (q: f32, kv: f32, distances: f32, u: f32, v: f32, first_key: u32) with (shape: RelativeAttentionSizes, cached: usize);
 
     // --- losses of noisy gates --------------------------------------------------------------------------------------
     /// For each element, the one it is measured against.

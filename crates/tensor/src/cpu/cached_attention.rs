@@ -1,7 +1,7 @@
 //! Attention of new tokens to a cache and to themselves, one query after the other: for generation, without gradients.
 
 use super::attention_call::{AttentionSizes, turn};
-use super::relative_attention::RelativeAttentionSizes;
+use super::relative_attention_call::RelativeAttentionSizes;
 use super::rows::{dot, largest};
 use crate::device::Device;
 

@@ -30,6 +30,7 @@ pub(crate) mod math;
 pub(crate) mod norm;
 pub(crate) mod product;
 pub(crate) mod relative_attention;
+pub(crate) mod relative_attention_call;
 pub(crate) mod rows;
 pub(crate) mod select;
 #[cfg(target_arch = "x86_64")]

@@ -8,63 +8,16 @@
 //! Keys before a query's own stretch are *remembered*: their gradient is kept apart. Work is split over (row of the
 //! batch, head).
 
-use std::ops::Range;
-
 use super::attention::{dot_stored, to_gradients};
 use super::attention_call::Shared;
-use super::gemm::{ADD, InnerProducts, Into, SET, View};
+use super::gemm::{ADD, InnerProducts, SET, View};
 use super::math::exp;
+use super::relative_attention_call::{
+    BLOCK, HeadOperands, RelativeAttentionCall, RelativeAttentionSizes, TOO_FAR, lines,
+};
 use super::rows::{for_rows, largest, simd, sum};
-use super::stored::{StoredNumber, StoredRef, as_numbers};
+use super::stored::StoredRef;
 use crate::device::Device;
-
-/// Queries and keys of a block.
-const BLOCK: usize = 64;
-
-/// Sizes of one call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RelativeAttentionSizes {
-    pub(crate) seq: usize,
-    pub(crate) heads: usize,
-    pub(crate) head_dim: usize,
-    /// Distances there are: 0 to `reach - 1`.
-    pub(crate) reach: usize,
-}
-
-/// Sizes, masks and operands: queries `[T, H d]`, keys and values `[T, 2 H d]`, distances `[reach, H d]`, u and v
-/// `[H, d]`.
-struct RelativeAttentionCall<'a> {
-    shape: RelativeAttentionSizes,
-    queries: StoredRef<'a>,
-    keys_values: StoredRef<'a>,
-    distances: StoredRef<'a>,
-    content_bias: &'a [f32],
-    position_bias: &'a [f32],
-    /// For every token, the first position of its row that it may attend to; the last is itself.
-    first_key: &'a [u32],
-    /// For every token, the first position of its own stretch.
-    own_key: &'a [u32],
-}
-
-/// Vectors of distances that no pair of tokens has lie before and behind the others, so that a block at the edge of
-/// what is visible reads zeros: up to two blocks of distances too far, one of distances below 0.
-const TOO_FAR: usize = 2 * BLOCK;
-
-impl RelativeAttentionSizes {
-    pub(super) fn width(&self) -> usize {
-        self.heads * self.head_dim
-    }
-
-    pub(super) fn scale(&self) -> f32 {
-        1.0 / (self.head_dim as f32).sqrt()
-    }
-
-    /// Where the padded vectors begin that queries from `i` and keys from `j` need: that of the last query's distance
-    /// to the first key.
-    fn farthest(&self, (i, queries): (usize, usize), j: usize) -> usize {
-        TOO_FAR + self.reach - (i + queries - j)
-    }
-}
 
 /// Calls `f` for every (batch row, head), spread over the device's threads.
 fn for_tasks(device: &Device, call: &RelativeAttentionCall, f: impl Fn(&InnerProducts, usize, usize) + Sync) {
@@ -78,114 +31,6 @@ fn for_tasks(device: &Device, call: &RelativeAttentionCall, f: impl Fn(&InnerPro
             );
         }
     });
-}
-
-/// One head of one batch row, every matrix `[seq, d]` but the distances.
-struct HeadOperands<'a> {
-    products: &'a InnerProducts<'a>,
-    shape: RelativeAttentionSizes,
-    row: usize,
-    head: usize,
-    /// q + u and q + v.
-    content: Vec<f32>,
-    position: Vec<f32>,
-    keys: Vec<f32>,
-    values: Vec<f32>,
-    /// Padded, by falling distance: element `TOO_FAR + reach - 1 - distance`.
-    distances: Vec<f32>,
-    first_key: &'a [u32],
-    own_key: &'a [u32],
-}
-
-impl<'a> HeadOperands<'a> {
-    #[inline(always)]
-    fn load(
-        from: &RelativeAttentionCall<'a>,
-        products: &'a InnerProducts<'a>,
-        row: usize,
-        head: usize,
-    ) -> HeadOperands<'a> {
-        let shape = from.shape;
-        let (d, seq, width) = (shape.head_dim, shape.seq, shape.width());
-        let tokens = row * seq..(row + 1) * seq;
-        let biased = |bias: &[f32]| {
-            let mut q = columns(from.queries, width, tokens.clone(), head * d..(head + 1) * d);
-            q.chunks_exact_mut(d).for_each(|q| q.iter_mut().zip(&bias[head * d..]).for_each(|(q, b)| *q += b));
-            q
-        };
-        let near_first = columns(from.distances, width, 0..shape.reach, head * d..(head + 1) * d);
-        let mut distances = vec![0.0; (TOO_FAR + shape.reach + BLOCK) * d];
-        let there = &mut distances[TOO_FAR * d..][..shape.reach * d];
-        there.chunks_exact_mut(d).rev().zip(near_first.chunks_exact(d)).for_each(|(to, from)| to.copy_from_slice(from));
-        let part = |first: usize| columns(from.keys_values, 2 * width, tokens.clone(), first..first + d);
-        HeadOperands {
-            products,
-            shape,
-            row,
-            head,
-            content: biased(from.content_bias),
-            position: biased(from.position_bias),
-            keys: part(head * d),
-            values: part(width + head * d),
-            distances,
-            first_key: &from.first_key[tokens.clone()],
-            own_key: &from.own_key[tokens.clone()],
-        }
-    }
-
-    /// The starts of the key blocks that any of these queries sees.
-    fn key_blocks(&self, i: usize, queries: usize) -> impl Iterator<Item = usize> + use<> {
-        // First keys do not decrease along a row.
-        let first = self.first_key[i] as usize / BLOCK * BLOCK;
-        (first..i + queries).step_by(BLOCK)
-    }
-
-    /// Which keys of block `j` the query sees, as a range within the block, and where in it its own stretch begins.
-    #[inline(always)]
-    fn visible(&self, query: usize, j: usize, keys: usize) -> (usize, usize, usize) {
-        let to = (query + 1).saturating_sub(j).min(keys);
-        let within = |key: u32| (key as usize).saturating_sub(j).min(to);
-        (within(self.first_key[query]), within(self.own_key[query]), to)
-    }
-
-    #[inline(always)]
-    fn scores(
-        &self,
-        scores: &mut [f32],
-        diagonals: &mut [f32],
-        (i, queries): (usize, usize),
-        (j, keys): (usize, usize),
-    ) {
-        let d = self.shape.head_dim;
-        let how = Into { alpha: self.shape.scale(), accumulate: false };
-        let far = lines(&self.distances, self.shape.farthest((i, queries), j), queries + keys - 1, d);
-        self.products.multiply(
-            scores,
-            BLOCK,
-            lines(&self.content, i, queries, d),
-            lines(&self.keys, j, keys, d).t(),
-            how,
-        );
-        self.products.multiply(diagonals, 2 * BLOCK, lines(&self.position, i, queries, d), far.t(), how);
-        for r in 0..queries {
-            let diagonal = &diagonals[r * 2 * BLOCK + queries - 1 - r..][..keys];
-            scores[r * BLOCK..][..keys].iter_mut().zip(diagonal).for_each(|(s, d)| *s += d);
-        }
-    }
-}
-
-/// Rows of a matrix `[.., d]`.
-#[inline(always)]
-fn lines(x: &[f32], first: usize, rows: usize, d: usize) -> View<'_> {
-    View::new(&x[first * d..], rows, d, d)
-}
-
-/// Some columns of some rows, as a matrix of their own.
-#[inline(always)]
-fn columns(x: StoredRef, width: usize, rows: Range<usize>, columns: Range<usize>) -> Vec<f32> {
-    as_numbers!(StoredRef(x) => {
-        rows.flat_map(|row| x[row * width..][columns.clone()].iter().map(|x| x.wide())).collect()
-    })
 }
 
 /// `out [T, H d]` and `lse [T, H]`.

@@ -9,7 +9,7 @@ use crate::cpu::adamw::{AdamW, Strips};
 use crate::cpu::attention_call::AttentionSizes;
 use crate::cpu::columns::ColumnRange;
 use crate::cpu::gather::Width;
-use crate::cpu::relative_attention::RelativeAttentionSizes;
+use crate::cpu::relative_attention_call::RelativeAttentionSizes;
 use crate::cpu::select::Among;
 use crate::cpu::variation::RowGroup;
 use crate::draws::Draws;

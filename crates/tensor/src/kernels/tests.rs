@@ -198,7 +198,7 @@ fn rows_that_carry_others() {
 
 #[test]
 fn attention_with_relative_positions() {
-    let shape = relative::RelativeAttentionSizes { seq: ROWS / 2, heads: 2, head_dim: 8, reach: 41 };
+    let shape = RelativeAttentionSizes { seq: ROWS / 2, heads: 2, head_dim: 8, reach: 41 };
     check(16, |q| {
         let device = q.device();
         let (kv, distances) = (stored(q, &[ROWS, 32], 1), stored(q, &[shape.reach, 16], 2));

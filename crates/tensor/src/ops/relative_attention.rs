@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::attention::{KvCache, first_keys};
-use crate::cpu::relative_attention::RelativeAttentionSizes;
+use crate::cpu::relative_attention_call::RelativeAttentionSizes;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::gradients::Gradients;
