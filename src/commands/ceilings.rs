@@ -58,7 +58,7 @@ pub(super) fn ceilings<'a>(
     let amounts = [flop(sides[0]), flop(sides[1]), copied];
     let rates = [0, 1, 2].map(|i| amounts[i] / found[i].seconds);
     let mut amounts = amounts.into_iter();
-    let repeated = found.map(|Found { run, runs, .. }| {
+    let repeated = found.map(|LargeTrial { run, runs, .. }| {
         let amount = amounts.next().expect("one for each");
         Repeated { trial, run, amount, runs }
     });
@@ -66,7 +66,7 @@ pub(super) fn ceilings<'a>(
 }
 
 /// A size that is large enough.
-struct Found<'a> {
+struct LargeTrial<'a> {
     size: usize,
     run: Box<dyn FnMut() + 'a>,
     /// Runs that last long enough, and the seconds of one at best.
@@ -81,7 +81,7 @@ struct Trial<'a> {
 }
 
 impl<'a> Trial<'a> {
-    fn products(self, dtype: Dtype, room: u64) -> Result<Found<'a>, CommError> {
+    fn products(self, dtype: Dtype, room: u64) -> Result<LargeTrial<'a>, CommError> {
         // With a matrix of f32 of which one of bf16 is made.
         let bytes = |side: usize| 4 * (side * side * size_of::<f32>()) as u64;
         self.grown(
@@ -101,7 +101,7 @@ impl<'a> Trial<'a> {
         )
     }
 
-    fn copies(self, room: u64) -> Result<Found<'a>, CommError> {
+    fn copies(self, room: u64) -> Result<LargeTrial<'a>, CommError> {
         let bytes = |rows: usize| 2 * (rows * ROW * size_of::<f32>()) as u64;
         self.grown(
             ROWS,
@@ -119,7 +119,7 @@ impl<'a> Trial<'a> {
         [least, most]: [usize; 2],
         fits: impl Fn(usize) -> bool,
         make: impl Fn(usize) -> F,
-    ) -> Result<Found<'a>, CommError> {
+    ) -> Result<LargeTrial<'a>, CommError> {
         // The first run takes memory.
         let begun = |size: usize| {
             let mut run = make(size);
@@ -141,7 +141,7 @@ impl<'a> Trial<'a> {
         let runs = (LONG_ENOUGH / once).ceil().clamp(1.0, 1000.0) as usize;
         let tries = (0..TRIES).map(|_| Ok::<_, CommError>(self.seconds(runs, &mut run)? / runs as f64));
         let seconds = tries.collect::<Result<Vec<_>, _>>()?.into_iter().fold(once, f64::min);
-        Ok(Found { size, run: Box::new(run), runs, seconds })
+        Ok(LargeTrial { size, run: Box::new(run), runs, seconds })
     }
 
     /// Of the slowest rank, where all begin together.

@@ -70,6 +70,8 @@ pub struct StepSpeed {
     /// Seconds that a step would take with products, attention's too, at the ceiling, or their operands at the speed of copies
     /// where these take longer, and what all other kernels read and write at that speed, without waiting; of the slowest rank.
     pub roof: f64,
+    /// Of these, seconds of products.
+    pub roof_products: f64,
     /// Floating-point operations of a step's products and attention, forward and backward, without what runs again; of all
     /// ranks, with rows spread evenly over experts.
     pub model_flop: f64,
@@ -97,6 +99,13 @@ impl StepSpeed {
     /// The same of those within attention.
     pub fn attention_products_of_ceiling(&self) -> f64 {
         self.of_ceiling(self.attention_products.flop, self.attention_products.seconds)
+    }
+
+    /// The share of the roof that products reach, attention's too: where they cannot reach the ceiling for their operands' bytes,
+    /// it is larger than that of the ceiling.
+    pub fn products_of_roof(&self) -> f64 {
+        let seconds = self.products.seconds + self.attention_products.seconds;
+        if seconds > 0.0 { self.roof_products / seconds } else { 0.0 }
     }
 
     fn of_ceiling(&self, flop: f64, seconds: f64) -> f64 {
@@ -152,6 +161,7 @@ mod tests {
             mean: 2.0,
             tokens_per_s: 1.0,
             roof: 1.0,
+            roof_products: 0.9,
             model_flop: 80.0,
             product_flop: 60.0,
             products: share(1.0),
@@ -161,5 +171,6 @@ mod tests {
         };
         assert_eq!((speed.utilization(), speed.products_of_ceiling()), (0.5, 0.75));
         assert_eq!((speed.attention_products_of_ceiling(), speed.no_products(), speed.outside()), (0.5, 0.875, 0.25));
+        assert_eq!(speed.products_of_roof(), 0.8);
     }
 }

@@ -10,7 +10,8 @@ pub(super) fn draw(speed: Option<&StepSpeed>) -> String {
     let figures = [
         ("Model FLOP utilisation", percent(speed.utilization())),
         ("Products, of their ceiling", percent(speed.products_of_ceiling())),
-        ("Roof, of the step", percent(speed.roof / speed.mean)),
+        ("Step, of the roof", percent(speed.roof / speed.mean)),
+        ("Products, of the roof", percent(speed.products_of_roof())),
         ("Of the step not in products", percent(speed.no_products() / speed.mean)),
         ("Ceiling, beside the steps", format!("{}FLOP/s", quantity(speed.ceilings.beside))),
         ("Ceiling, f32", format!("{}FLOP/s", quantity(speed.ceilings.f32_flops))),

@@ -57,7 +57,7 @@ pub(crate) struct InnerTime {
 }
 
 #[derive(Debug, Default)]
-struct Sums {
+struct TimeSums {
     by_kernel: BTreeMap<&'static str, KernelTime>,
     /// Of the kernel that runs.
     inner: InnerTime,
@@ -65,7 +65,7 @@ struct Sums {
 
 /// By kernel.
 #[derive(Debug, Default)]
-pub(crate) struct KernelTimes(Mutex<Sums>);
+pub(crate) struct KernelTimes(Mutex<TimeSums>);
 
 impl KernelTimes {
     /// What a thread of the kernel that runs did.
@@ -90,8 +90,8 @@ impl KernelTimes {
         std::mem::take(&mut self.sums().by_kernel)
     }
 
-    fn sums(&self) -> MutexGuard<'_, Sums> {
-        // Sums are never half written.
+    fn sums(&self) -> MutexGuard<'_, TimeSums> {
+        // TimeSums are never half written.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
