@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a step would take on this machine with products at the ceiling and all else at the speed of copies, by
+"""What a step would take on this machine with products at the ceiling and all else at the speed of memory, by
 `guildhall bench`, as one JSON line of the form that compare.py reads. Standard library only."""
 
 import argparse
@@ -22,4 +22,4 @@ if __name__ == "__main__":
         speed = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
     print(json.dumps({"workload": flags.workload, "ms_per_step": 1e3 * speed["roof"], "step_ms": 1e3 * speed["mean"],
                       "ceiling_gflops": speed["ceilings"]["beside"] / 1e9,
-                      "copied_gbs": speed["ceilings"]["copied_beside"] / 1e9}))
+                      "streamed_gbs": speed["ceilings"]["streamed_beside"] / 1e9}))

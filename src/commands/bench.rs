@@ -73,7 +73,7 @@ struct RankSpeed {
 fn measure(rank: &Rank, config: &Config, data: &Arc<dyn Source>, steps: u64) -> Result<RankSpeed, train::Error> {
     // Matrices stay beside the model: steps and products are timed in turn.
     let room = train::rank_memory(config, config.parallel.ranks).unwrap_or(u64::MAX) / 8;
-    let RankCeilings { rates: [f32_flops, bf16_flops, copied], sides, repeated: [f32s, bf16s, mut copies] } =
+    let RankCeilings { rates: [f32_flops, bf16_flops, copied], sides, repeated: [f32s, bf16s, mut sums] } =
         ceilings(&rank.device, &rank.world, room)?;
     let mut product = if config.train.dtype == StorageType::Bf16 { bf16s } else { f32s };
     let mut trainer = train::trainer(rank, config)?;
@@ -97,10 +97,10 @@ fn measure(rank: &Rank, config: &Config, data: &Arc<dyn Source>, steps: u64) -> 
         multiply_adds += device.multiply_adds() - before;
         device.take_kernel_times().into_iter().for_each(|(name, time)| *kernels.entry(name).or_default() += time);
         beside[0] += product.rate()? / steps as f64;
-        beside[1] += copies.rate()? / steps as f64;
+        beside[1] += sums.rate()? / steps as f64;
         device.take_kernel_times();
     }
-    let ceilings = Ceilings { f32_flops, bf16_flops, copied, sides, beside: beside[0], copied_beside: beside[1] };
+    let ceilings = Ceilings { f32_flops, bf16_flops, copied, sides, beside: beside[0], streamed_beside: beside[1] };
     Ok(RankSpeed { ceilings, threads: device.threads(), seconds, kernels, multiply_adds })
 }
 
@@ -145,7 +145,7 @@ fn speed(config: &Config, ranks: &[RankSpeed]) -> StepSpeed {
             copied: ceiling(|of| of.copied),
             sides: ranks[0].ceilings.sides,
             beside: ceiling(|of| of.beside),
-            copied_beside: ceiling(|of| of.copied_beside),
+            streamed_beside: ceiling(|of| of.streamed_beside),
         },
         steps,
         seconds: median,
@@ -169,11 +169,11 @@ fn speed(config: &Config, ranks: &[RankSpeed]) -> StepSpeed {
 
 /// The seconds of a rank's work at most as fast as its ceilings allow, and those of products among them.
 fn roof<'a>(work: impl Iterator<Item = &'a Work>, ceilings: &Ceilings) -> [f64; 2] {
-    let at_speed_of_copies = |bytes: u64| bytes as f64 / ceilings.copied_beside;
+    let at_speed_of_memory = |bytes: u64| bytes as f64 / ceilings.streamed_beside;
     work.fold([0.0; 2], |[all, products], work| {
         let arithmetic = 2.0 * work.multiply_adds as f64 / ceilings.beside;
-        let multiplied = arithmetic.max(at_speed_of_copies(work.product_bytes));
-        [all + multiplied + at_speed_of_copies(work.other_bytes), products + multiplied]
+        let multiplied = arithmetic.max(at_speed_of_memory(work.product_bytes));
+        [all + multiplied + at_speed_of_memory(work.other_bytes), products + multiplied]
     })
 }
 
@@ -210,7 +210,13 @@ fn table(speed: &StepSpeed) -> String {
         "",
         format!("{:>14}  products in {dtype} beside the steps: the ceiling of what follows", flops(ceilings.beside)),
     );
-    line("", format!("{:>14}  copied beside the steps", format!("{}B/s", short(ceilings.copied_beside as u64))));
+    line(
+        "",
+        format!(
+            "{:>14}  read and written in place, beside the steps",
+            format!("{}B/s", short(ceilings.streamed_beside as u64))
+        ),
+    );
     line(
         "step",
         format!(
@@ -234,7 +240,7 @@ fn table(speed: &StepSpeed) -> String {
     line(
         "",
         format!(
-            "{}, the roof: products at the ceiling, or what they read and write at the speed of copies ({}); so all else",
+            "{}, the roof: products at the ceiling, or what they read and write at that speed ({}); so all else",
             duration(speed.roof),
             duration(speed.roof_products)
         ),

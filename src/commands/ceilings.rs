@@ -23,7 +23,7 @@ pub(super) struct RankCeilings<'a> {
     pub(super) rates: [f64; 3],
     /// Of the matrices in either type.
     pub(super) sides: [usize; 2],
-    /// What was timed for each of the rates, to be run again.
+    /// The products in f32 and in bf16, and sums in place, to be run again.
     pub(super) repeated: [Repeated<'a>; 3],
 }
 
@@ -51,18 +51,15 @@ pub(super) fn ceilings<'a>(
     room: u64,
 ) -> Result<RankCeilings<'a>, CommError> {
     let trial = Trial { device, world };
-    let found = [trial.products(Dtype::F32, room)?, trial.products(Dtype::Bf16, room)?, trial.copies(room)?];
-    let sides = [found[0].size, found[1].size];
-    let flop = |side: usize| 2.0 * (side as f64).powi(3);
-    let copied = (2 * found[2].size * ROW * size_of::<f32>()) as f64;
-    let amounts = [flop(sides[0]), flop(sides[1]), copied];
-    let rates = [0, 1, 2].map(|i| amounts[i] / found[i].seconds);
-    let mut amounts = amounts.into_iter();
-    let repeated = found.map(|LargeTrial { run, runs, .. }| {
-        let amount = amounts.next().expect("one for each");
-        Repeated { trial, run, amount, runs }
-    });
-    Ok(RankCeilings { rates, sides, repeated })
+    let [f32s, bf16s] = [trial.products(Dtype::F32, room)?, trial.products(Dtype::Bf16, room)?];
+    let [copies, sums] = [trial.copies(room)?, trial.sums(room)?];
+    let flop = |of: &LargeTrial| 2.0 * (of.size as f64).powi(3);
+    let bytes = |of: &LargeTrial| (of.size * ROW * size_of::<f32>()) as f64;
+    let rates = [flop(&f32s) / f32s.seconds, flop(&bf16s) / bf16s.seconds, 2.0 * bytes(&copies) / copies.seconds];
+    let (sides, summed) = ([f32s.size, bf16s.size], 3.0 * bytes(&sums));
+    let [of_f32s, of_bf16s] = [flop(&f32s), flop(&bf16s)];
+    let again = |(of, amount): (LargeTrial<'a>, f64)| Repeated { trial, run: of.run, amount, runs: of.runs };
+    Ok(RankCeilings { rates, sides, repeated: [(f32s, of_f32s), (bf16s, of_bf16s), (sums, summed)].map(again) })
 }
 
 /// A size that is large enough.
@@ -109,6 +106,19 @@ impl<'a> Trial<'a> {
             |rows| {
                 let (x, order) = (Tensor::zeros(self.device, &[rows, ROW]), (0..rows as u32).collect::<Vec<_>>());
                 move || drop(x.gathered_rows(&order))
+            },
+        )
+    }
+
+    /// Into memory that is read as well: unlike that of a copy, it need not be brought near for nothing.
+    fn sums(self, room: u64) -> Result<LargeTrial<'a>, CommError> {
+        let bytes = |rows: usize| 2 * (rows * ROW * size_of::<f32>()) as u64;
+        self.grown(
+            ROWS,
+            |rows| bytes(rows) <= room,
+            |rows| {
+                let [mut sum, x] = [(); 2].map(|()| Tensor::zeros(self.device, &[rows, ROW]));
+                move || sum.add_scaled(&x, 1.0)
             },
         )
     }

@@ -25,8 +25,8 @@ pub struct Ceilings {
     /// Of the products in the type of the weights, run after each step: the mean. Steps and these runs share what a machine's
     /// speed changes by meanwhile, so that shares are of this ceiling.
     pub beside: f64,
-    /// Of copies, bytes a second, likewise.
-    pub copied_beside: f64,
+    /// Bytes a second that sums in place read and write, likewise.
+    pub streamed_beside: f64,
 }
 
 /// The kernels of a name, or of a kind.
@@ -67,8 +67,8 @@ pub struct StepSpeed {
     /// Mean over the steps, of which kernels' times are parts.
     pub mean: f64,
     pub tokens_per_s: f64,
-    /// Seconds that a step would take with products, attention's too, at the ceiling, or their operands at the speed of copies
-    /// where these take longer, and what all other kernels read and write at that speed, without waiting; of the slowest rank.
+    /// Seconds that a step would take with products, attention's too, at the ceiling, or their operands at the speed of sums in
+    /// place where these take longer, and what all other kernels read and write at that speed, without waiting; of the slowest rank.
     pub roof: f64,
     /// Of these, seconds of products.
     pub roof_products: f64,
@@ -152,7 +152,7 @@ mod tests {
                 copied: 1.0,
                 sides: [256; 2],
                 beside: 80.0,
-                copied_beside: 1.0,
+                streamed_beside: 1.0,
             },
             steps: 1,
             seconds: 1.5,

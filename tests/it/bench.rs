@@ -38,7 +38,7 @@ fn operations_are_counted_and_times_add_up() {
         let others: f64 = speed.others.iter().map(|kernel| kernel.seconds).sum();
         let kernels = speed.products.seconds + speed.attention.seconds + others;
         assert!(kernels > 0.0 && kernels <= speed.mean && speed.mean <= speed.slowest, "{speed:?}");
-        assert!([ceilings.beside, ceilings.copied_beside].iter().all(|rate| *rate > 1e8), "{speed:?}");
+        assert!([ceilings.beside, ceilings.streamed_beside].iter().all(|rate| *rate > 1e8), "{speed:?}");
         // What is masked is multiplied, too, and a backward has more products than the model counts.
         let attended = speed.attention_products;
         assert!(0.0 < attended.seconds && attended.seconds < speed.attention.seconds, "{speed:?}");
