@@ -5,13 +5,12 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::rows::{for_rows, prefetch_run, put_line, simd};
+use super::rows::{for_rows, look_ahead, put_line, simd};
 use super::stored::Stored;
 use crate::device::Device;
 
-/// Elements handled between two looks ahead, and how far those look: four streams at once, a page each.
+/// Elements handled between two looks ahead.
 const LINE: usize = 32;
-const AHEAD: usize = 512;
 
 /// One AdamW step's constants (Loshchilov and Hutter 2019).
 #[derive(Clone, Copy, Debug)]
@@ -161,9 +160,7 @@ fn update_run(rule: &AdamW, [weights, m, v]: [&mut [f32]; 3], gradient: &[f32]) 
     let keep = 1.0 - lr * weight_decay;
     let lines = weights.chunks_mut(LINE).zip(gradient.chunks(LINE)).zip(m.chunks_mut(LINE).zip(v.chunks_mut(LINE)));
     for ((w, g), (m, v)) in lines {
-        for place in [w.as_ptr(), g.as_ptr(), m.as_ptr(), v.as_ptr()] {
-            prefetch_run(place.wrapping_add(AHEAD), LINE);
-        }
+        (look_ahead(w), look_ahead(g), look_ahead(m), look_ahead(v));
         for (((w, g), m), v) in w.iter_mut().zip(g).zip(m).zip(v) {
             let g = g * gradient_scale;
             *m = beta1 * *m + (1.0 - beta1) * g;
@@ -220,6 +217,7 @@ fn squares(x: &[f32]) -> f64 {
     let chunks = x.chunks_exact(16);
     let rest: f64 = chunks.remainder().iter().map(|&x| f64::from(x) * f64::from(x)).sum();
     for chunk in chunks {
+        look_ahead(chunk);
         for (lane, &x) in lanes.iter_mut().zip(chunk) {
             *lane += f64::from(x) * f64::from(x);
         }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::gemm::{Numbers, View, gemm, gemm_onto_row, set_or_add};
-use super::rows::{sum_beside_rows, sum_over_rows};
+use super::rows::{look_ahead, sum_beside_rows, sum_over_rows};
 use super::stored::{Stored, StoredNumber, StoredRef, as_numbers};
 use crate::device::Device;
 
@@ -106,6 +106,7 @@ pub(crate) fn column_sums(device: &Device, sums: &mut [f32], x: &[f32], rows: us
         #[inline(always)]
         |rows, sum| {
             for row in x[rows.start * cols..rows.end * cols].chunks_exact(cols) {
+                look_ahead(row);
                 sum.iter_mut().zip(row).for_each(|(s, x)| *s += x);
             }
         },
@@ -134,6 +135,7 @@ fn put_and_sum<O: StoredNumber>(device: &Device, out: &mut [O], sums: &mut [f32]
         |rows, out, sum| {
             let lines = x[rows.start * cols..rows.end * cols].chunks_exact(cols);
             for (line, out) in lines.zip(out.chunks_exact_mut(cols)) {
+                (look_ahead(line), look_ahead(out));
                 for ((sum, x), out) in sum.iter_mut().zip(line).zip(out) {
                     *sum += x;
                     *out = O::of(*x);

@@ -34,6 +34,17 @@ pub(crate) fn prefetch_run(place: *const f32, len: usize) {
     }
 }
 
+/// Asks for as many elements as these, some 512 behind their beginning: loops that go by several arrays, each in its pages, or
+/// compute much with each element, else find memory late.
+#[inline(always)]
+pub(crate) fn look_ahead<T>(line: &[T]) {
+    const AHEAD: usize = 512;
+    let (from, elements) = (line.as_ptr().wrapping_add(AHEAD), 64 / size_of::<T>());
+    for first in (0..line.len()).step_by(elements) {
+        prefetch(from.wrapping_add(first).cast());
+    }
+}
+
 /// Calls `f(first_row, rows)` over disjoint runs of `out`'s rows of `width` elements, at least `least` rows each.
 pub(crate) fn for_rows<T: Send>(
     device: &Device,
