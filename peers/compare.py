@@ -5,7 +5,8 @@
 
 Every round runs ours and then each rival, each in a process of its own, so that whatever else slows the machine
 slows all of them; a figure is the median over rounds of the processes' own medians, and a ratio is the median over
-rounds of the ratios within a round. Ratios above 1 mean that Guildhall is faster. Standard library only."""
+rounds of the ratios within a round. Ratios above 1 mean that Guildhall is faster; in `roof`, that the roof of our step
+is. Standard library only."""
 
 import argparse
 import datetime

@@ -19,7 +19,7 @@ if __name__ == "__main__":
     flags = flags.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         command = [flags.program, "bench", flags.recipe, "--steps", flags.steps, "--json", "--set", f"run.dir={folder}/run"]
-        speed = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+        speed = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout)
     print(json.dumps({"workload": flags.workload, "ms_per_step": 1e3 * speed["roof"], "step_ms": 1e3 * speed["mean"],
                       "ceiling_gflops": speed["ceilings"]["beside"] / 1e9,
                       "streamed_gbs": speed["ceilings"]["streamed_beside"] / 1e9}))

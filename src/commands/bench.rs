@@ -1,4 +1,4 @@
-//! `guildhall bench`: what this machine's products and copies reach, and which share of it a recipe's step does.
+//! `guildhall bench`: what this machine's products and memory reach, and which share of it a recipe's step does.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -6,10 +6,10 @@ use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use guildhall_tensor::{KernelKind, KernelTime, Phase, Work};
+use guildhall_tensor::{Dtype, KernelKind, KernelTime, Phase, Work};
 
 use super::blocking::{self, Measuring};
-use super::ceilings::{RankCeilings, ceilings};
+use super::ceilings::{Beside, RankCeilings, ceilings};
 use super::fit::EVEN;
 use super::prepare::{prepare, training_rows};
 use super::{CommandFailure, devices, duration, print, say, short};
@@ -73,9 +73,10 @@ struct RankSpeed {
 fn measure(rank: &Rank, config: &Config, data: &Arc<dyn Source>, steps: u64) -> Result<RankSpeed, train::Error> {
     // Matrices stay beside the model: steps and products are timed in turn.
     let room = train::rank_memory(config, config.parallel.ranks).unwrap_or(u64::MAX) / 8;
-    let RankCeilings { rates: [f32_flops, bf16_flops, copied], sides, repeated: [f32s, bf16s, mut sums] } =
-        ceilings(&rank.device, &rank.world, room)?;
-    let mut product = if config.train.dtype == StorageType::Bf16 { bf16s } else { f32s };
+    let dtype = if config.train.dtype == StorageType::Bf16 { Dtype::Bf16 } else { Dtype::F32 };
+    let RankCeilings { rates: [f32_flops, bf16_flops, copied], sides, beside } =
+        ceilings(&rank.device, &rank.world, room, Some(dtype))?;
+    let Beside { mut products, mut sums } = beside.expect("they were asked for");
     let mut trainer = train::trainer(rank, config)?;
     train::begin(rank, &mut trainer, config)?;
     trainer.routings = Arc::new(Routings { migration: train::migration_policy(config), ..Routings::NONE });
@@ -85,22 +86,23 @@ fn measure(rank: &Rank, config: &Config, data: &Arc<dyn Source>, steps: u64) -> 
     }
     let device = trainer.device.clone();
     device.take_kernel_times();
-    let (mut seconds, mut beside, mut multiply_adds) = (Vec::new(), [0.0; 2], 0);
+    let (mut seconds, mut taken, mut multiply_adds) = (Vec::new(), [0.0; 2], 0);
     let mut kernels = BTreeMap::<_, KernelTime>::new();
     for step in WARM_UP + 1..=WARM_UP + steps {
-        let batch = loader.next()?;
         let before = device.multiply_adds();
         let begun = Instant::now();
-        trainer.step(&batch, step)?;
+        trainer.step(&loader.next()?, step)?;
         device.wait();
         seconds.push(begun.elapsed().as_secs_f64());
         multiply_adds += device.multiply_adds() - before;
         device.take_kernel_times().into_iter().for_each(|(name, time)| *kernels.entry(name).or_default() += time);
-        beside[0] += product.rate()? / steps as f64;
-        beside[1] += sums.rate()? / steps as f64;
+        // Of times, as the steps' mean is.
+        taken[0] += 1.0 / products.rate()?;
+        taken[1] += 1.0 / sums.rate()?;
         device.take_kernel_times();
     }
-    let ceilings = Ceilings { f32_flops, bf16_flops, copied, sides, beside: beside[0], streamed_beside: beside[1] };
+    let [beside, streamed_beside] = taken.map(|taken| steps as f64 / taken);
+    let ceilings = Ceilings { f32_flops, bf16_flops, copied, sides, beside, streamed_beside };
     Ok(RankSpeed { ceilings, threads: device.threads(), seconds, kernels, multiply_adds })
 }
 
@@ -111,9 +113,9 @@ fn speed(config: &Config, ranks: &[RankSpeed]) -> StepSpeed {
         let kept = work.iter().filter(|((phase, _), _)| matches!(phase, Phase::Forward | Phase::Backward));
         kept.map(|(_, work)| 2.0 * work.multiply_adds as f64).sum::<f64>()
     };
-    let higher = |a: [f64; 2], b: [f64; 2]| if b[0] > a[0] { b } else { a };
-    let [roof, roof_products] =
-        work.iter().zip(ranks).map(|(work, rank)| roof(work.values(), &rank.ceilings)).fold([0.0; 2], higher);
+    let width = if config.train.dtype == StorageType::Bf16 { 0.5 } else { 1.0 };
+    let roofs: Vec<[f64; 2]> =
+        work.iter().zip(ranks).map(|(work, rank)| roof(work.values(), &rank.ceilings, width)).collect();
     let steps = ranks[0].seconds.len();
     let slowest = |step: usize| ranks.iter().map(|rank| rank.seconds[step]).fold(0.0, f64::max);
     let mut seconds: Vec<f64> = (0..steps).map(slowest).collect();
@@ -153,27 +155,28 @@ fn speed(config: &Config, ranks: &[RankSpeed]) -> StepSpeed {
         slowest: seconds[steps - 1],
         mean: seconds.iter().sum::<f64>() / steps as f64,
         tokens_per_s: config.train.batch_tokens as f64 / median,
-        roof,
-        roof_products,
+        roof: roofs.iter().map(|[all, _]| *all).fold(0.0, f64::max),
+        roof_products: roofs.iter().map(|[_, products]| products).sum::<f64>() / ranks.len() as f64,
         model_flop: work.iter().map(of_model).sum(),
         product_flop: ranks.iter().map(|rank| 2.0 * rank.multiply_adds as f64).sum::<f64>() / steps as f64,
         products: of_kind(KernelKind::Product, "products"),
         attention: of_kind(KernelKind::Attention, "attention"),
-        attention_products: AttentionProducts {
+        attention_products: attending().all(|time| time.multiply_adds > 0).then(|| AttentionProducts {
             seconds: attending().map(|time| time.products.as_secs_f64()).sum::<f64>() / per_step,
             flop: attending().map(|time| 2.0 * time.multiply_adds as f64).sum::<f64>() / steps as f64,
-        },
+        }),
         others: shares.into_iter().filter(|share| KernelKind::of(&share.name) == KernelKind::Other).collect(),
     }
 }
 
-/// The seconds of a rank's work at most as fast as its ceilings allow, and those of products among them.
-fn roof<'a>(work: impl Iterator<Item = &'a Work>, ceilings: &Ceilings) -> [f64; 2] {
-    let at_speed_of_memory = |bytes: u64| bytes as f64 / ceilings.streamed_beside;
+/// The seconds of a rank's work at most as fast as its ceilings allow, and those of products among them. Products' bytes are
+/// counted in f32; if all operands were of the weights' type they would be `width` of these.
+fn roof<'a>(work: impl Iterator<Item = &'a Work>, ceilings: &Ceilings, width: f64) -> [f64; 2] {
+    let at_speed_of_memory = |bytes: f64| bytes / ceilings.streamed_beside;
     work.fold([0.0; 2], |[all, products], work| {
         let arithmetic = 2.0 * work.multiply_adds as f64 / ceilings.beside;
-        let multiplied = arithmetic.max(at_speed_of_memory(work.product_bytes));
-        [all + multiplied + at_speed_of_memory(work.other_bytes), products + multiplied]
+        let multiplied = arithmetic.max(at_speed_of_memory(width * work.product_bytes as f64));
+        [all + multiplied + at_speed_of_memory(work.other_bytes as f64), products + multiplied]
     })
 }
 
@@ -240,7 +243,7 @@ fn table(speed: &StepSpeed) -> String {
     line(
         "",
         format!(
-            "{}, the roof: products at the ceiling, or what they read and write at that speed ({}); so all else",
+            "{}, the roof: products at the ceiling or at the speed of memory ({}), all else at the speed of memory",
             duration(speed.roof),
             duration(speed.roof_products)
         ),
@@ -250,10 +253,12 @@ fn table(speed: &StepSpeed) -> String {
     line(
         "products",
         format!(
-            "{}, at {:.0} % of the ceiling; with attention's at {:.0} % of the roof",
+            "{}, at {:.0} % of the ceiling{}",
             share(speed.products.seconds),
             100.0 * speed.products_of_ceiling(),
-            100.0 * speed.products_of_roof()
+            speed
+                .products_of_roof()
+                .map_or(String::new(), |part| format!(", with attention's at {:.0} % of their roof", 100.0 * part))
         ),
     );
     line("attention", format!("{}{}", share(speed.attention.seconds), within_attention(speed)));
@@ -264,16 +269,36 @@ fn table(speed: &StepSpeed) -> String {
     let rest: f64 = rest.iter().map(|kernel| kernel.seconds).sum();
     line("", format!("{}  all other kernels", share(rest)));
     line("outside", format!("{}  of kernels: waiting for ranks and data, the program", share(speed.outside())));
-    line("all", format!("{}  of the step is not in products", share(speed.no_products())));
+    if let Some(seconds) = speed.no_products() {
+        line("all", format!("{}  of the step is not in products", share(seconds)));
+    }
     text
 }
 
 fn within_attention(speed: &StepSpeed) -> String {
-    let products = speed.attention_products;
-    if products.seconds == 0.0 {
-        return String::new();
-    }
+    let Some(products) = speed.attention_products else { return String::new() };
     let (time, part) = (duration(products.seconds), 100.0 * products.seconds / speed.mean);
     let rate = 100.0 * speed.attention_products_of_ceiling();
     format!(", of which products are {time}, {part:.0} %, at {rate:.0} % of the ceiling")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_roof_is_of_arithmetic_or_of_memory_part_by_part() {
+        let ceilings = Ceilings {
+            f32_flops: 1.0,
+            bf16_flops: 1.0,
+            copied: 1.0,
+            sides: [1; 2],
+            beside: 10.0,
+            streamed_beside: 4.0,
+        };
+        let computes = Work { multiply_adds: 100, product_bytes: 8, other_bytes: 4 };
+        let reads = Work { multiply_adds: 5, product_bytes: 80, other_bytes: 0 };
+        assert_eq!(roof([computes, reads].iter(), &ceilings, 1.0), [41.0, 40.0]);
+        assert_eq!(roof([computes, reads].iter(), &ceilings, 0.5), [31.0, 30.0]);
+    }
 }

@@ -1,4 +1,4 @@
-//! What products and copies reach on a device. Their sizes are found by growing them, so that one rule measures a core, whose
+//! What products, copies and sums reach on a device. Their sizes are found by growing them, so that one rule measures a core, whose
 //! caches small ones show, and a GPU, which begins a product in about the time that it takes for a small one.
 
 use std::sync::Arc;
@@ -23,8 +23,14 @@ pub(super) struct RankCeilings<'a> {
     pub(super) rates: [f64; 3],
     /// Of the matrices in either type.
     pub(super) sides: [usize; 2],
-    /// The products in f32 and in bf16, and sums in place, to be run again.
-    pub(super) repeated: [Repeated<'a>; 3],
+    /// What is to be measured beside something else.
+    pub(super) beside: Option<Beside<'a>>,
+}
+
+/// Products in one type, and sums in place.
+pub(super) struct Beside<'a> {
+    pub(super) products: Repeated<'a>,
+    pub(super) sums: Repeated<'a>,
 }
 
 /// Something that is run and timed again and again.
@@ -44,31 +50,48 @@ impl Repeated<'_> {
     }
 }
 
-/// Measures with at most `room` bytes at once, unless the smallest sizes need more. Collective over `world`.
+/// Measures with at most `room` bytes at once, unless the smallest sizes need more; and so much more stays where products in a
+/// type, and sums, are to be run `again`. Collective over `world`.
 pub(super) fn ceilings<'a>(
     device: &'a Arc<Device>,
     world: &'a Arc<dyn Communicator>,
     room: u64,
+    again: Option<Dtype>,
 ) -> Result<RankCeilings<'a>, CommError> {
     let trial = Trial { device, world };
-    let [f32s, bf16s] = [trial.products(Dtype::F32, room)?, trial.products(Dtype::Bf16, room)?];
-    let [copies, sums] = [trial.copies(room)?, trial.sums(room)?];
-    let flop = |of: &LargeTrial| 2.0 * (of.size as f64).powi(3);
-    let bytes = |of: &LargeTrial| (of.size * ROW * size_of::<f32>()) as f64;
-    let rates = [flop(&f32s) / f32s.seconds, flop(&bf16s) / bf16s.seconds, 2.0 * bytes(&copies) / copies.seconds];
-    let (sides, summed) = ([f32s.size, bf16s.size], 3.0 * bytes(&sums));
-    let [of_f32s, of_bf16s] = [flop(&f32s), flop(&bf16s)];
-    let again = |(of, amount): (LargeTrial<'a>, f64)| Repeated { trial, run: of.run, amount, runs: of.runs };
-    Ok(RankCeilings { rates, sides, repeated: [(f32s, of_f32s), (bf16s, of_bf16s), (sums, summed)].map(again) })
+    let (mut rates, mut sides, mut kept) = ([0.0; 3], [0; 2], None);
+    for (i, dtype) in [Dtype::F32, Dtype::Bf16].into_iter().enumerate() {
+        let found = trial.products(dtype, room)?;
+        (rates[i], sides[i]) = (found.rate(), found.size);
+        kept = kept.or((again == Some(dtype)).then_some(found));
+    }
+    rates[2] = trial.copies(room)?.rate();
+    let beside = match kept {
+        Some(products) => Some(Beside { products: products.again(trial), sums: trial.sums(room)?.again(trial) }),
+        None => None,
+    };
+    Ok(RankCeilings { rates, sides, beside })
 }
 
 /// A size that is large enough.
 struct LargeTrial<'a> {
     size: usize,
     run: Box<dyn FnMut() + 'a>,
+    /// Floating-point operations of a run, or bytes.
+    amount: f64,
     /// Runs that last long enough, and the seconds of one at best.
     runs: usize,
     seconds: f64,
+}
+
+impl<'a> LargeTrial<'a> {
+    fn rate(&self) -> f64 {
+        self.amount / self.seconds
+    }
+
+    fn again(self, trial: Trial<'a>) -> Repeated<'a> {
+        Repeated { trial, run: self.run, amount: self.amount, runs: self.runs }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -83,6 +106,7 @@ impl<'a> Trial<'a> {
         let bytes = |side: usize| 4 * (side * side * size_of::<f32>()) as u64;
         self.grown(
             SIDES,
+            |side| 2.0 * (side as f64).powi(3),
             |side| bytes(side) <= room,
             |side| {
                 let tape = Tape::inference(self.device);
@@ -102,6 +126,7 @@ impl<'a> Trial<'a> {
         let bytes = |rows: usize| 2 * (rows * ROW * size_of::<f32>()) as u64;
         self.grown(
             ROWS,
+            |rows| bytes(rows) as f64,
             |rows| bytes(rows) <= room,
             |rows| {
                 let (x, order) = (Tensor::zeros(self.device, &[rows, ROW]), (0..rows as u32).collect::<Vec<_>>());
@@ -115,6 +140,7 @@ impl<'a> Trial<'a> {
         let bytes = |rows: usize| 2 * (rows * ROW * size_of::<f32>()) as u64;
         self.grown(
             ROWS,
+            |rows| 1.5 * bytes(rows) as f64,
             |rows| bytes(rows) <= room,
             |rows| {
                 let [mut sum, x] = [(); 2].map(|()| Tensor::zeros(self.device, &[rows, ROW]));
@@ -127,6 +153,7 @@ impl<'a> Trial<'a> {
     fn grown<F: FnMut() + 'a>(
         self,
         [least, most]: [usize; 2],
+        amount: impl Fn(usize) -> f64,
         fits: impl Fn(usize) -> bool,
         make: impl Fn(usize) -> F,
     ) -> Result<LargeTrial<'a>, CommError> {
@@ -151,7 +178,7 @@ impl<'a> Trial<'a> {
         let runs = (LONG_ENOUGH / once).ceil().clamp(1.0, 1000.0) as usize;
         let tries = (0..TRIES).map(|_| Ok::<_, CommError>(self.seconds(runs, &mut run)? / runs as f64));
         let seconds = tries.collect::<Result<Vec<_>, _>>()?.into_iter().fold(once, f64::min);
-        Ok(LargeTrial { size, run: Box::new(run), runs, seconds })
+        Ok(LargeTrial { size, run: Box::new(run), amount: amount(size), runs, seconds })
     }
 
     /// Of the slowest rank, where all begin together.

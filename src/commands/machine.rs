@@ -78,7 +78,7 @@ fn here(config: &Config, neighbours: usize) -> Result<Machine, CommandFailure> {
 /// What a rank's device reaches that has so much memory: [`RankCeilings::rates`].
 fn measured(device: &Arc<Device>, memory: u64) -> Result<[f64; 3], CommandFailure> {
     let alone = guildhall_comm::solo::world();
-    let measured = on_device(|| ceilings(device, &alone, memory / 2).map(|RankCeilings { rates, .. }| rates));
+    let measured = on_device(|| ceilings(device, &alone, memory / 2, None).map(|RankCeilings { rates, .. }| rates));
     let of_device = |failure| train::Error::Device { rank: 0, place: device.scope(), failure };
     measured.map_err(of_device).map_err(CommandFailure::run)?.map_err(CommandFailure::run)
 }

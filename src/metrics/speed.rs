@@ -20,7 +20,6 @@ pub struct Ceilings {
     /// Bytes a second that copies read and write, on every rank at once.
     pub copied: f64,
     /// Of the matrices in f32 and in bf16, each the smallest that took long enough.
-    #[serde(default)]
     pub sides: [usize; 2],
     /// Of the products in the type of the weights, run after each step: the mean. Steps and these runs share what a machine's
     /// speed changes by meanwhile, so that shares are of this ceiling.
@@ -42,7 +41,7 @@ pub struct KernelShare {
 /// The products within kernels of a kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AttentionProducts {
-    /// Seconds a step, the mean of all ranks; 0 on a device whose kernels cannot tell.
+    /// Seconds a step, the mean of all ranks.
     pub seconds: f64,
     /// Floating-point operations a step, of all ranks, with those that a mask makes void.
     pub flop: f64,
@@ -70,7 +69,7 @@ pub struct StepSpeed {
     /// Seconds that a step would take with products, attention's too, at the ceiling, or their operands at the speed of sums in
     /// place where these take longer, and what all other kernels read and write at that speed, without waiting; of the slowest rank.
     pub roof: f64,
-    /// Of these, seconds of products.
+    /// Of these, seconds of products; the mean of all ranks.
     pub roof_products: f64,
     /// Floating-point operations of a step's products and attention, forward and backward, without what runs again; of all
     /// ranks, with rows spread evenly over experts.
@@ -79,8 +78,8 @@ pub struct StepSpeed {
     pub product_flop: f64,
     pub products: KernelShare,
     pub attention: KernelShare,
-    /// Those of attention.
-    pub attention_products: AttentionProducts,
+    /// Those of attention, where its kernels tell.
+    pub attention_products: Option<AttentionProducts>,
     /// Kernels that are neither, those that took longest first.
     pub others: Vec<KernelShare>,
 }
@@ -98,23 +97,23 @@ impl StepSpeed {
 
     /// The same of those within attention.
     pub fn attention_products_of_ceiling(&self) -> f64 {
-        self.of_ceiling(self.attention_products.flop, self.attention_products.seconds)
+        self.attention_products.map_or(0.0, |of_it| self.of_ceiling(of_it.flop, of_it.seconds))
     }
 
-    /// The share of the roof that products reach, attention's too: where they cannot reach the ceiling for their operands' bytes,
-    /// it is larger than that of the ceiling.
-    pub fn products_of_roof(&self) -> f64 {
-        let seconds = self.products.seconds + self.attention_products.seconds;
-        if seconds > 0.0 { self.roof_products / seconds } else { 0.0 }
+    /// The share of their roof that products reach, attention's too: where they cannot reach the ceiling for their operands'
+    /// bytes, it is larger than that of the ceiling. None where attention's are not told.
+    pub fn products_of_roof(&self) -> Option<f64> {
+        let seconds = self.products.seconds + self.attention_products?.seconds;
+        (seconds > 0.0).then(|| self.roof_products / seconds)
     }
 
     fn of_ceiling(&self, flop: f64, seconds: f64) -> f64 {
         if seconds > 0.0 { flop / seconds / self.ceilings.beside } else { 0.0 }
     }
 
-    /// Seconds of a step in which nothing is multiplied.
-    pub fn no_products(&self) -> f64 {
-        (self.mean - self.products.seconds - self.attention_products.seconds).max(0.0)
+    /// Seconds of a step in which nothing is multiplied. None where attention's products are not told.
+    pub fn no_products(&self) -> Option<f64> {
+        Some((self.mean - self.products.seconds - self.attention_products?.seconds).max(0.0))
     }
 
     /// Seconds of a step in which no kernel runs: waiting for other ranks, for data, and the program itself.
@@ -166,11 +165,16 @@ mod tests {
             product_flop: 60.0,
             products: share(1.0),
             attention: share(0.25),
-            attention_products: AttentionProducts { seconds: 0.125, flop: 5.0 },
+            attention_products: Some(AttentionProducts { seconds: 0.125, flop: 5.0 }),
             others: vec![share(0.25), share(0.25)],
         };
         assert_eq!((speed.utilization(), speed.products_of_ceiling()), (0.5, 0.75));
-        assert_eq!((speed.attention_products_of_ceiling(), speed.no_products(), speed.outside()), (0.5, 0.875, 0.25));
-        assert_eq!(speed.products_of_roof(), 0.8);
+        assert_eq!(
+            (speed.attention_products_of_ceiling(), speed.no_products(), speed.outside()),
+            (0.5, Some(0.875), 0.25)
+        );
+        assert_eq!(speed.products_of_roof(), Some(0.8));
+        let untold = StepSpeed { attention_products: None, ..speed };
+        assert_eq!((untold.products_of_roof(), untold.no_products(), untold.outside()), (None, None, 0.25));
     }
 }

@@ -7,12 +7,13 @@ use super::format::{escape, percent, quantity};
 /// Nothing of a run that nobody measured.
 pub(super) fn draw(speed: Option<&StepSpeed>) -> String {
     let Some(speed) = speed else { return String::new() };
+    let told = |share: Option<f64>| share.map_or("not told by this device".to_owned(), percent);
     let figures = [
         ("Model FLOP utilisation", percent(speed.utilization())),
         ("Products, of their ceiling", percent(speed.products_of_ceiling())),
         ("Step, of the roof", percent(speed.roof / speed.mean)),
-        ("Products, of the roof", percent(speed.products_of_roof())),
-        ("Of the step not in products", percent(speed.no_products() / speed.mean)),
+        ("Products, of their roof", told(speed.products_of_roof())),
+        ("Of the step not in products", told(speed.no_products().map(|seconds| seconds / speed.mean))),
         ("Ceiling, beside the steps", format!("{}FLOP/s", quantity(speed.ceilings.beside))),
         ("Ceiling, f32", format!("{}FLOP/s", quantity(speed.ceilings.f32_flops))),
         ("Ceiling, bf16", format!("{}FLOP/s", quantity(speed.ceilings.bf16_flops))),
@@ -32,9 +33,10 @@ pub(super) fn draw(speed: Option<&StepSpeed>) -> String {
         )
     };
     let kernel = |kernel: &KernelShare| row(&kernel.name, kernel.seconds);
-    let within = row("products within attention", speed.attention_products.seconds);
+    let within = speed.attention_products.map(|products| row("of which products", products.seconds));
     let [products, attention] = [&speed.products, &speed.attention].map(kernel);
-    let kernels: String = [products, attention, within].into_iter().chain(speed.others.iter().map(kernel)).collect();
+    let kernels: String =
+        [products, attention].into_iter().chain(within).chain(speed.others.iter().map(kernel)).collect();
     format!(
         "<section><h2>Speed <small>as measured by guildhall bench: {}; ranks {}, threads of each {}, steps {}</small></h2>\n\
          <div class=\"scroll\"><table><caption>Against this machine's ceilings</caption><tbody>{figures}</tbody></table></div>\

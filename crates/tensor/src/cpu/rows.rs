@@ -34,13 +34,14 @@ pub(crate) fn prefetch_run(place: *const f32, len: usize) {
     }
 }
 
-/// Asks for as many elements as these, some 512 behind their beginning: loops that go by several arrays, each in its pages, or
-/// compute much with each element, else find memory late.
+/// Asks for the memory 2 KiB ahead of these elements, for as much as they take themselves but for no more than a part of the
+/// nearest cache: loops that go by several arrays, each in its pages, or compute much with each element, else find it late.
 #[inline(always)]
 pub(crate) fn look_ahead<T>(line: &[T]) {
-    const AHEAD: usize = 512;
-    let (from, elements) = (line.as_ptr().wrapping_add(AHEAD), 64 / size_of::<T>());
-    for first in (0..line.len()).step_by(elements) {
+    const AHEAD: usize = 2048;
+    const MOST: usize = 4096;
+    let from = line.as_ptr().cast::<u8>().wrapping_add(AHEAD);
+    for first in (0..size_of_val(line).min(MOST)).step_by(64) {
         prefetch(from.wrapping_add(first).cast());
     }
 }
