@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use guildhall_tensor::{Dtype, KernelKind, KernelTime, Phase, Work};
 
 use super::blocking::{self, Measuring};
-use super::ceilings::{Beside, RankCeilings, ceilings};
+use super::ceilings::{BetweenSteps, RankCeilings, ceilings};
 use super::fit::EVEN;
 use super::prepare::{prepare, training_rows};
 use super::{CommandFailure, devices, duration, print, say, short};
@@ -76,7 +76,7 @@ fn measure(rank: &Rank, config: &Config, data: &Arc<dyn Source>, steps: u64) -> 
     let dtype = if config.train.dtype == StorageType::Bf16 { Dtype::Bf16 } else { Dtype::F32 };
     let RankCeilings { rates: [f32_flops, bf16_flops, copied], sides, beside } =
         ceilings(&rank.device, &rank.world, room, Some(dtype))?;
-    let Beside { mut products, mut sums } = beside.expect("they were asked for");
+    let BetweenSteps { mut products, mut sums } = beside.expect("they were asked for");
     let mut trainer = train::trainer(rank, config)?;
     train::begin(rank, &mut trainer, config)?;
     trainer.routings = Arc::new(Routings { migration: train::migration_policy(config), ..Routings::NONE });
@@ -199,7 +199,12 @@ fn shares(ranks: &[RankSpeed], per_step: f64) -> Vec<KernelShare> {
 
 fn table(speed: &StepSpeed) -> String {
     let mut text = String::new();
-    let mut line = |head: &str, words: String| writeln!(text, "{head:<9}{words}").expect("written to memory");
+    say_machine(&mut |head, words| writeln!(text, "{head:<9}{words}").expect("written to memory"), speed);
+    say_step(&mut |head, words| writeln!(text, "{head:<9}{words}").expect("written to memory"), speed);
+    text
+}
+
+fn say_machine(line: &mut impl FnMut(&str, String), speed: &StepSpeed) {
     let (ranks, threads) = (speed.ranks, speed.threads);
     line("machine", format!("{}; ranks {ranks}, threads of each {threads}", speed.processor));
     let ceilings = &speed.ceilings;
@@ -220,6 +225,9 @@ fn table(speed: &StepSpeed) -> String {
             format!("{}B/s", short(ceilings.streamed_beside as u64))
         ),
     );
+}
+
+fn say_step(line: &mut impl FnMut(&str, String), speed: &StepSpeed) {
     line(
         "step",
         format!(
@@ -272,7 +280,6 @@ fn table(speed: &StepSpeed) -> String {
     if let Some(seconds) = speed.no_products() {
         line("all", format!("{}  of the step is not in products", share(seconds)));
     }
-    text
 }
 
 fn within_attention(speed: &StepSpeed) -> String {

@@ -23,12 +23,12 @@ pub(super) struct RankCeilings<'a> {
     pub(super) rates: [f64; 3],
     /// Of the matrices in either type.
     pub(super) sides: [usize; 2],
-    /// What is to be measured beside something else.
-    pub(super) beside: Option<Beside<'a>>,
+    /// What is to be measured between steps, too.
+    pub(super) beside: Option<BetweenSteps<'a>>,
 }
 
 /// Products in one type, and sums in place.
-pub(super) struct Beside<'a> {
+pub(super) struct BetweenSteps<'a> {
     pub(super) products: Repeated<'a>,
     pub(super) sums: Repeated<'a>,
 }
@@ -67,7 +67,7 @@ pub(super) fn ceilings<'a>(
     }
     rates[2] = trial.copies(room)?.rate();
     let beside = match kept {
-        Some(products) => Some(Beside { products: products.again(trial), sums: trial.sums(room)?.again(trial) }),
+        Some(products) => Some(BetweenSteps { products: products.again(trial), sums: trial.sums(room)?.again(trial) }),
         None => None,
     };
     Ok(RankCeilings { rates, sides, beside })
