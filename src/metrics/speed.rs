@@ -38,7 +38,7 @@ pub struct KernelShare {
     pub calls: f64,
 }
 
-/// The products within kernels of a kind.
+/// The products within attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AttentionProducts {
     /// Seconds a step, the mean of all ranks.

@@ -91,7 +91,7 @@ impl KernelTimes {
     }
 
     fn sums(&self) -> MutexGuard<'_, TimeSums> {
-        // TimeSums are never half written.
+        // Sums are never half written.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
